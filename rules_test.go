@@ -49,7 +49,7 @@ var allowed = map[string][]string{
 	"internal/podlabels":           {},
 	"internal/dockernet":           {"internal/api"},
 	"internal/capture":             {},
-	"internal/doctor":              {"internal/api", "internal/plane/tcp/datapath", "internal/netcfg", "internal/netns", "internal/runtime", "internal/plane/stacks", "internal/plane/verbs"},
+	"internal/doctor":              {"internal/api", "internal/plane/tcp/datapath", "internal/netcfg", "internal/netns", "internal/runtime", "internal/plane/stacks", "internal/plane/verbs", "internal/stack"},
 	"internal/plane/tcp/procnet":   {},
 	"internal/runtime":             {"internal/plane/tcp/procnet", "internal/plane/verbs/folder"},
 	"internal/durable":             {},

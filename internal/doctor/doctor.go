@@ -32,7 +32,8 @@ func Run(ctx context.Context) []api.Check {
 	found = append(found, memlock(), nofile(), h.sysctlsWritable(), h.ipForward(), h.synCookies(),
 		h.fwmarkAccept(), ipv6(), h.ipv6Enabled(), h.ipv6Forwarding())
 	found = append(found, runc(ctx)...)
-	found = append(found, verbsRouter(), verbsUserfaultfd(), verbsLibrary(), stackModule())
+	found = append(found, verbsRouter(), verbsUserfaultfd(), verbsLibrary())
+	found = append(found, stackModules()...)
 	return checks(found)
 }
 

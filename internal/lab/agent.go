@@ -193,7 +193,7 @@ func (l Lab) startIn(suffix, group string, log *os.File, argv []string) (ended <
 }
 
 // planePrograms are the base names of programs of planes, which live on in the agent's cgroup.
-var planePrograms = []string{"heddle-rdma", "heddle-stack"}
+var planePrograms = []string{"heddle-rdma", "heddle-stack", "heddle-netstack"}
 
 // agentProcesses gives the processes in an agent's cgroup: agents, and the fd keepers that keep
 // seccomp listeners for them. Programs of planes are neither.

@@ -76,9 +76,6 @@ func (h *host) startProcess(m *protocol.Tenant) (*process, error) {
 	p.cmd.Dir, p.cmd.Stdout, p.cmd.Stderr, p.cmd.ExtraFiles = "/", os.Stderr, os.Stderr, []*os.File{its}
 	p.cmd.Env = []string{fmt.Sprintf("GOMEMLIMIT=%d", memoryOf(m)), "GOMAXPROCS=" + tenantProcs}
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
-	if os.Geteuid() == 0 {
-		p.cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWNS | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS | syscall.CLONE_NEWNET
-	}
 	started := make(chan error)
 	h.start <- func() { started <- p.cmd.Start() }
 	if err := <-started; err != nil {

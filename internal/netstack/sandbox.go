@@ -1,7 +1,6 @@
 package netstack
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"runtime"
@@ -15,13 +14,17 @@ import (
 const nobody = 65534
 
 // shutOff has the process give up what it does not need to move bytes between descriptors that it
-// has, or gets from the host: files, its user, privileges, and system calls. As another user than
-// root there is less to give up.
+// has, or gets from the host: its user, privileges, and system calls, which are all that lead to
+// files and other processes. As another user than root there is less to give up.
 func shutOff() error {
-	if os.Geteuid() == 0 {
-		if err := leaveFiles(); err != nil {
+	const adjust = "/proc/self/oom_score_adj"
+	if now, err := os.ReadFile(adjust); err == nil && now[0] == '-' {
+		// What the agent has itself kept from is not for a tenant's memory.
+		if err := os.WriteFile(adjust, []byte("0"), 0); err != nil {
 			return err
 		}
+	}
+	if os.Geteuid() == 0 {
 		if err := syscall.Setgroups(nil); err != nil {
 			return fmt.Errorf("setgroups: %w", err)
 		}
@@ -37,22 +40,6 @@ func shutOff() error {
 		}
 	}
 	return filterCalls()
-}
-
-// leaveFiles makes the root a directory that is empty, and that nobody can make anything in: it has
-// been removed.
-func leaveFiles() error {
-	dir, err := os.MkdirTemp("", "heddle-netstack-")
-	if err != nil {
-		return err
-	}
-	if err := errors.Join(unix.Chdir(dir), os.Remove(dir)); err != nil {
-		return err
-	}
-	if err := unix.Chroot("."); err != nil {
-		return fmt.Errorf("chroot: %w", err)
-	}
-	return nil
 }
 
 // calls are what Go's runtime needs after its start, and what moves bytes. No call opens, creates,

@@ -43,7 +43,7 @@ type Node struct {
 const processesEnd = 10 * time.Second
 
 // stateFiles is all that agents make in their state directory. Nothing else is ever removed.
-var stateFiles = slices.Concat([]string{"holder.sock", "holder.sock.lock", "instance", "etcd", "trust", "join.pem"}, verbs.StateFiles, stacks.StateFiles)
+var stateFiles = slices.Concat([]string{"holder.sock", "holder.sock.lock", "instance", "etcd", "trust", "join.pem"}, verbs.StateFiles, stacks.StateFiles())
 
 // socketFiles is what agents make beside their sockets' paths.
 const (
@@ -66,8 +66,10 @@ func (n Node) Run(removed func(what string)) error {
 	if err := n.check(); err != nil {
 		return err
 	}
-	errs := []error{n.stopFDKeepers(removed), n.end("router of the verbs plane", verbs.Arguments(n.StateDir), removed),
-		n.end("stack module", stacks.Arguments(n.StateDir), removed)}
+	errs := []error{n.stopFDKeepers(removed), n.end("router of the verbs plane", verbs.Arguments(n.StateDir), removed)}
+	for _, kind := range stacks.Kinds {
+		errs = append(errs, n.end("stack module "+string(kind), stacks.Arguments(kind, n.StateDir), removed))
+	}
 	gone, err := netcfg.Teardown()
 	for _, what := range gone {
 		removed(what)

@@ -23,26 +23,37 @@ import (
 	"heddle.dev/heddle/test/lab"
 )
 
-// smoltcpProfile has smoltcp run the TCP of endpoints with a label.
-const smoltcpProfile = `apiVersion: heddle.dev/v1
+// userSpaceProfile has a stack module run the TCP of endpoints with a label.
+const userSpaceProfile = `apiVersion: heddle.dev/v1
 kind: StackProfile
 name: user-space
-selector: {labels: {stack: smoltcp}}
-stack: smoltcp
+selector: {labels: {stack: user-space}}
+stack: %s
 `
+
+// stackPrograms are the modules' programs by what runs in them, and their sockets' names.
+var stackPrograms = map[string][2]string{"smoltcp": {"heddle-stack", "stack.sock"}, "netstack": {"heddle-netstack", "netstack.sock"}}
+
+// withEachStack runs a test in a lab whose n1/c1 has its TCP by smoltcp, and in one by netstack.
+func withEachStack(t *testing.T, test func(*testing.T, stacksLab)) {
+	for kind := range stackPrograms {
+		t.Run(kind, func(t *testing.T) { test(t, newStacksLab(t, kind)) })
+	}
+}
 
 // stacksLab is a lab whose n1/c1 has its TCP by a stack module.
 type stacksLab struct {
 	ownLab
-	dir string // the same in all containers
+	dir  string // the same in all containers
+	kind string
 }
 
-func newStacksLab(t *testing.T) stacksLab {
+func newStacksLab(t *testing.T, kind string) stacksLab {
 	t.Helper()
-	l := stacksLab{newOwnLab(t, "s", "--stacks"), lab.SharedDir(t)}
+	l := stacksLab{newOwnLab(t, "s", "--stacks"), lab.SharedDir(t), kind}
 	file := filepath.Join(l.dir, "profile.yaml")
-	testutil.NoError(t, os.WriteFile(file, []byte(smoltcpProfile), 0o600))
-	for _, args := range [][]string{{"endpoints", "label", "n1/c1", "stack=smoltcp"}, {"stack", "apply", file}} {
+	testutil.NoError(t, os.WriteFile(file, fmt.Appendf(nil, userSpaceProfile, kind), 0o600))
+	for _, args := range [][]string{{"endpoints", "label", "n1/c1", "stack=user-space"}, {"stack", "apply", file}} {
 		cmd := exec.CommandContext(t.Context(), lab.Bin, append(args, "--api", l.socket())...)
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("heddle %v: %v\n%s", args, err, out)
@@ -123,17 +134,18 @@ events { worker_connections 256; }
 http { access_log off; server { listen %s; root %s; } }
 `
 
-// TestStacks: programs as they are, in a container whose TCP runs in smoltcp.
+// TestStacks: programs as they are, in a container whose TCP a module runs.
 func TestStacks(t *testing.T) {
 	lab.NeedPrograms(t, "stacks", "nginx", "redis-server", "redis-cli", "iperf3", "curl", "python3")
-	l := newStacksLab(t)
-	copyPrograms(t, l.dir, "stack_names.py", "stack_echo.py", "stack_end.py")
-	t.Run("nginx and curl", l.testWeb)
-	t.Run("redis", l.testRedis)
-	t.Run("iperf3", l.testIperf)
-	t.Run("names", l.testNames)
-	t.Run("go", l.testGo)
-	t.Run("lives", l.testLives)
+	withEachStack(t, func(t *testing.T, l stacksLab) {
+		copyPrograms(t, l.dir, "stack_names.py", "stack_echo.py", "stack_end.py")
+		t.Run("nginx and curl", l.testWeb)
+		t.Run("redis", l.testRedis)
+		t.Run("iperf3", l.testIperf)
+		t.Run("names", l.testNames)
+		t.Run("go", l.testGo)
+		t.Run("lives", l.testLives)
+	})
 }
 
 func (l stacksLab) with(t *testing.T) stacksLab {
@@ -303,7 +315,7 @@ func (l stacksLab) process(words ...string) int {
 
 func (l stacksLab) killModule() {
 	l.Helper()
-	testutil.NoError(l, unix.Kill(l.process("heddle-stack\x00", "/"+l.name+"/n1/stack.sock"), unix.SIGKILL))
+	testutil.NoError(l, unix.Kill(l.process(stackPrograms[l.kind][0]+"\x00", "/"+l.name+"/n1/"+stackPrograms[l.kind][1]), unix.SIGKILL))
 }
 
 func (l stacksLab) endAgent() {

@@ -169,7 +169,7 @@ func (c *call) deliver(fd int) {
 
 // taken tells the module that a program has a connection.
 func (p *Plane) taken(t *tenant, id uint64) {
-	if l := p.current(); l != nil {
+	if l := p.current(t.module); l != nil {
 		send(l, &protocol.Plain{Head: t.head(protocol.TypeTaken, id)})
 	}
 }

@@ -227,7 +227,7 @@ func (c *call) establish(b begun) {
 
 // ask4connection asks the module for the connection, and gives back the other end if there is none.
 func (c *call) ask4connection(n note, b begun) (back int, err error) {
-	l, err := c.p.await(c.p.ctx)
+	l, err := c.p.await(c.p.ctx, c.t.module)
 	if err != nil {
 		return b.other, err
 	}

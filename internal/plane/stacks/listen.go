@@ -87,7 +87,7 @@ func (c *call) holdable(at netip.AddrPort) (h *held, other int, err error) {
 func (c *call) ask(f func(context.Context, *link) error) error {
 	ctx, cancel := context.WithTimeout(c.p.ctx, moduleStarts+moduleAnswers)
 	defer cancel()
-	l, err := c.p.await(ctx)
+	l, err := c.p.await(ctx, c.t.module)
 	if err == nil {
 		err = f(ctx, l)
 	}

@@ -36,14 +36,10 @@ func (p *Plane) ApplyPolicy(model.PolicyChange) error { return nil }
 
 // CutForbidden implements plane.Policy.
 func (p *Plane) CutForbidden() (cut int, err error) {
-	l, all := p.moduleAndTenants()
-	if l == nil {
-		return 0, nil // connections end with the module
-	}
 	ctx, cancel := context.WithTimeout(p.ctx, moduleAnswers)
 	defer cancel()
 	var errs []error
-	for _, t := range all {
+	for t, l := range p.reached() {
 		n, err := p.cutForbiddenOf(ctx, l, t)
 		if cut += n; err != nil && !errors.Is(err, unix.ENODEV) && !errors.Is(err, errModuleEnded) {
 			errs = append(errs, fmt.Errorf("end connections of %s that are forbidden: %w", t.Name, err))

@@ -27,7 +27,6 @@ type counted struct {
 // nobody asked about in time is lost.
 func (p *Plane) Traffic(endpoints []model.Endpoint) ([]model.Traffic, error) {
 	out := make([]model.Traffic, len(endpoints))
-	l := p.current()
 	ctx, cancel := context.WithTimeout(p.ctx, moduleAnswers)
 	defer cancel()
 	for i, e := range endpoints {
@@ -35,6 +34,7 @@ func (p *Plane) Traffic(endpoints []model.Endpoint) ([]model.Traffic, error) {
 		if t == nil {
 			continue
 		}
+		l := p.current(t.module)
 		if l == nil {
 			out[i] = t.countedBefore()
 			continue
@@ -88,14 +88,10 @@ func (t *tenant) count(module int, s *protocol.Stats) model.Traffic {
 
 // Connections implements plane.Reports: those that the module has.
 func (p *Plane) Connections() ([]model.Connection, error) {
-	l, all := p.moduleAndTenants()
-	if l == nil {
-		return nil, nil // connections end with the module
-	}
 	ctx, cancel := context.WithTimeout(p.ctx, moduleAnswers)
 	defer cancel()
 	var out []model.Connection
-	for _, t := range all {
+	for t, l := range p.reached() {
 		sockets, err := l.socketsOf(ctx, t)
 		if err != nil {
 			return out, fmt.Errorf("list connections of %s: %w", t.Name, err)

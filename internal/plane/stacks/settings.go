@@ -9,18 +9,25 @@ import (
 	"heddle.dev/heddle/internal/stack"
 )
 
-// unknownSettings are the settings of profiles that a module cannot be told.
-var unknownSettings = []stack.Setting{stack.InitialWindow, stack.PacingRate, stack.NotsentLowat, stack.ECN, stack.MSS, stack.Processors}
+// lacking are the settings of profiles that a module does not have, and has are its congestion
+// controls.
+var (
+	lacking = map[stack.Kind][]stack.Setting{
+		stack.Smoltcp:  {stack.InitialWindow, stack.PacingRate, stack.NotsentLowat, stack.ECN, stack.MSS},
+		stack.Netstack: {stack.InitialWindow, stack.PacingRate, stack.NotsentLowat, stack.ECN, stack.MSS, stack.DelayedACK},
+	}
+	has = map[stack.Kind][]string{stack.Smoltcp: {"none", "reno", "cubic"}, stack.Netstack: {"reno", "cubic"}}
+)
 
 // checkSettings reports what of a profile the module has not.
-func checkSettings(s stack.Settings) error {
+func checkSettings(kind stack.Kind, s stack.Settings) error {
 	for _, set := range s.Text() {
-		if slices.Contains(unknownSettings, set.Name) {
-			return fmt.Errorf("settings.%s: smoltcp has no such setting", set.Name)
+		if slices.Contains(lacking[kind], set.Name) {
+			return fmt.Errorf("settings.%s: %s has no such setting", set.Name, kind)
 		}
 	}
-	if s.Congestion != "" && slices.Index(congestions, s.Congestion) < 0 {
-		return fmt.Errorf("settings.congestion: %q: smoltcp has %q", s.Congestion, congestions[1:])
+	if s.Congestion != "" && !slices.Contains(has[kind], s.Congestion) {
+		return fmt.Errorf("settings.congestion: %q: %s has %q", s.Congestion, kind, has[kind])
 	}
 	return nil
 }
@@ -48,6 +55,7 @@ func toldOf(s stack.Settings) (o protocol.Options, l protocol.Limits) {
 		o.Mask, o.AckDelay = o.Mask|protocol.SetAckDelay, milliseconds(s.DelayedACK)
 	}
 	l.Memory, l.Connections = s.Memory, s.Connections
+	l.Processor = uint32(s.Processors * 1000)
 	return o, l
 }
 

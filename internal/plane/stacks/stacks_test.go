@@ -191,7 +191,7 @@ func TestBlockingEnd(t *testing.T) {
 // TestPlaces: a tenant whose calls hold all of its places keeps no other tenant, and the agent's end
 // ends who waits for one.
 func TestPlaces(t *testing.T) {
-	one, another := newTenant(model.Endpoint{ID: 1}, netcfg.EndpointDevice{}), newTenant(model.Endpoint{ID: 2}, netcfg.EndpointDevice{})
+	one, another := newTenant(model.Endpoint{ID: 1}, netcfg.EndpointDevice{}, newModules()[stack.Smoltcp]), newTenant(model.Endpoint{ID: 2}, netcfg.EndpointDevice{}, newModules()[stack.Smoltcp])
 	p := &Plane{}
 	p.ctx, p.stop = context.WithCancel(t.Context())
 	for i := range one.sockets {
@@ -360,7 +360,7 @@ func TestModuleIsToldAgain(t *testing.T) {
 	testutil.NoError(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	t.Setenv("PATH", dir) // no module is found
-	played, notes := play(t, filepath.Join(dir, socketFile), false), &modules{}
+	played, notes := play(t, filepath.Join(dir, programs[stack.Smoltcp].socket), false), &modules{}
 	p, err := Open(Config{
 		StateDir: dir, Self: filepath.Join(dir, "heddled"), StackModules: notes, Traps: traps{}, Keeper: func() trap.Keeper { return nil }, StacksChanged: func() {},
 		Faults: &faults{}, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
@@ -387,8 +387,8 @@ func TestModuleIsToldAgain(t *testing.T) {
 	testutil.NoError(t, p.hold(tenant, h, other))
 
 	played.listener.Close()
-	next := play(t, filepath.Join(dir, socketFile), false)
-	if l := p.current(); l == nil {
+	next := play(t, filepath.Join(dir, programs[stack.Smoltcp].socket), false)
+	if l := p.current(p.modules[stack.Smoltcp]); l == nil {
 		t.Fatal("no module")
 	} else {
 		l.close()
@@ -411,7 +411,7 @@ func TestModuleIsToldAgain(t *testing.T) {
 		t.Errorf("%d devices, want one for each module", notes.opened)
 	}
 	notes.mu.Unlock()
-	testutil.EventuallyTrue(t, "the module is there", func() bool { return p.current() != nil })
+	testutil.EventuallyTrue(t, "the module is there", func() bool { return p.current(p.modules[stack.Smoltcp]) != nil })
 	closeFD(program)
 	if told := next.hear(protocol.TypeClose); told.ID != 1 {
 		t.Errorf("%+v", told)
@@ -448,14 +448,14 @@ func TestServeStack(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("PATH", dir)
 	devices := &modules{}
-	p := &Plane{cfg: Config{Self: filepath.Join(dir, "heddled"), StackModules: devices}}
+	p := &Plane{cfg: Config{Self: filepath.Join(dir, "heddled"), StackModules: devices}, modules: newModules()}
 	if err := p.ServeStack(stack.Kernel, stack.Settings{}); !errors.Is(err, plane.ErrOtherStack) {
 		t.Errorf("the kernel's: %v", err)
 	}
 	if err := p.ServeStack(stack.Smoltcp, stack.Settings{}); err == nil {
 		t.Error("served without the program")
 	}
-	testutil.NoError(t, os.WriteFile(filepath.Join(dir, Program), nil, 0o755))
+	testutil.NoError(t, os.WriteFile(filepath.Join(dir, programs[stack.Smoltcp].name), nil, 0o755))
 	testutil.NoError(t, p.ServeStack(stack.Smoltcp, stack.Settings{Congestion: "reno"}))
 	for _, s := range []stack.Settings{{Congestion: "dctcp"}, {MSS: 1000}} {
 		if err := p.ServeStack(stack.Smoltcp, s); err == nil {
@@ -466,7 +466,7 @@ func TestServeStack(t *testing.T) {
 	if err := p.ServeStack(stack.Smoltcp, stack.Settings{}); !errors.Is(err, unix.ENODEV) {
 		t.Errorf("a node without devices for modules: %v", err)
 	}
-	p.failed = process.ErrEnded
+	p.modules[stack.Smoltcp].failed = process.ErrEnded
 	if err := p.ServeStack(stack.Smoltcp, stack.Settings{}); !errors.Is(err, process.ErrEnded) {
 		t.Errorf("a module that does not run: %v", err)
 	}
@@ -474,7 +474,7 @@ func TestServeStack(t *testing.T) {
 
 // TestCounted: what one module counted stays counted when it is another's turn, and no count falls.
 func TestCounted(t *testing.T) {
-	tn := newTenant(model.Endpoint{ID: 7}, netcfg.EndpointDevice{})
+	tn := newTenant(model.Endpoint{ID: 7}, netcfg.EndpointDevice{}, newModules()[stack.Smoltcp])
 	first := &protocol.Stats{Connected: 3, Accepted: 2, Connections: 4, HalfOpen: 1, TimeWait: 1, BytesSent: 1000, BytesReceived: 10, Retransmits: 1}
 	if got := tn.count(1, first); got.Opened != 3 || got.Accepted != 2 || got.Live[Path] != 2 || got.Closed != 3 || got.BytesSent != 1000 {
 		t.Errorf("the first module: %+v", got)

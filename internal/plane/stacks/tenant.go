@@ -21,7 +21,8 @@ import (
 // tenant is an endpoint whose TCP the module runs.
 type tenant struct {
 	model.Endpoint
-	veth netcfg.EndpointDevice
+	veth   netcfg.EndpointDevice
+	module *module // that runs its TCP
 	// active says that new sockets are the module's.
 	active atomic.Bool
 
@@ -48,6 +49,7 @@ type tenant struct {
 	outgoing map[uint64]*outgoing
 	gone     bool
 	settings stack.Settings
+	wanted   stack.Kind // what its profile says
 	counted  counted
 }
 
@@ -76,8 +78,8 @@ type outgoing struct {
 // maxBlocking is how many calls of a tenant may wait for their program in the kernel at a time.
 const maxBlocking = 16
 
-func newTenant(e model.Endpoint, veth netcfg.EndpointDevice) *tenant {
-	t := &tenant{Endpoint: e, veth: veth, held: map[uint64]*held{}, outgoing: map[uint64]*outgoing{}, blocking: make(chan struct{}, maxBlocking), joining: make(chan struct{}, 1), ends: ends{-1, -1}}
+func newTenant(e model.Endpoint, veth netcfg.EndpointDevice, m *module) *tenant {
+	t := &tenant{Endpoint: e, veth: veth, module: m, held: map[uint64]*held{}, outgoing: map[uint64]*outgoing{}, blocking: make(chan struct{}, maxBlocking), joining: make(chan struct{}, 1), ends: ends{-1, -1}}
 	for i := range t.sockets {
 		t.sockets[i] = make(chan struct{}, 1)
 	}
@@ -88,10 +90,20 @@ func newTenant(e model.Endpoint, veth netcfg.EndpointDevice) *tenant {
 func (t *tenant) configure(c stack.Choice) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	news := !reflect.DeepEqual(t.settings, c.Settings)
-	t.settings = c.Settings
+	news := t.wanted != c.Stack || !reflect.DeepEqual(t.settings, c.Settings)
+	t.settings, t.wanted = c.Settings, c.Stack
 	t.active.Store(true)
 	return news
+}
+
+// inPlace reports that the tenant has another module than its profile says.
+func (t *tenant) inPlace() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.wanted == t.module.kind {
+		return nil
+	}
+	return fmt.Errorf("%s runs its TCP until the container is started again: its profile says %s since then", t.module.kind, t.wanted)
 }
 
 // number is the tenant's at the module; generation tells it from earlier endpoints with its id.
@@ -283,7 +295,7 @@ func (p *Plane) forget(t *tenant, id uint64) {
 	m := protocol.Close{Head: t.head(protocol.TypeClose, id)}
 	ctx, cancel := context.WithTimeout(p.ctx, moduleAnswers)
 	defer cancel()
-	if l := p.current(); l != nil {
+	if l := p.current(t.module); l != nil {
 		_, _, _ = request[protocol.Close, protocol.Plain](ctx, l, &m, &m.Head, -1) // it has ended, or knows no such socket
 	}
 }

@@ -17,6 +17,7 @@
 package netstack
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log"
@@ -309,19 +310,16 @@ func (h *host) stats(agent *mailbox, head protocol.Head) {
 		all = append(all, p)
 	}
 	h.mu.Unlock()
-	timeout := time.After(tenantAnswers)
+	ctx, cancel := context.WithTimeout(context.Background(), tenantAnswers)
+	defer cancel()
 	asked := make([]<-chan struct{}, len(all))
 	for i, p := range all {
 		asked[i] = h.ask(p)
 	}
 	for i, p := range all {
-		select {
-		case <-asked[i]:
-		case <-p.done:
-		case <-timeout:
+		if !answers(ctx, p, asked[i]) {
 			log.Printf("heddle-netstack: tenant %d (%s) does not answer within %s: its process is ended", p.id, p.name, tenantAnswers)
 			p.kill()
-			timeout = time.After(0) // for the others
 		}
 	}
 	h.mu.Lock()
@@ -336,6 +334,22 @@ func (h *host) stats(agent *mailbox, head protocol.Head) {
 	}
 	sum.Head = answerTo(head, nil)
 	agent.send(protocol.Append(nil, &sum), -1)
+}
+
+// answers waits for a process that was asked, or has ended; false: it does neither in time.
+func answers(ctx context.Context, p *process, there <-chan struct{}) bool {
+	select {
+	case <-there:
+	case <-p.done:
+	case <-ctx.Done():
+		select { // it may have while another one was waited for
+		case <-there:
+		case <-p.done:
+		default:
+			return false
+		}
+	}
+	return true
 }
 
 // ask asks a tenant's process for its counters; what is given is closed when they are there.

@@ -54,6 +54,7 @@ help:
 	@echo "make image   the container image for Kubernetes into $(OUT)/image/, with tag $$VERSION or the commit's"
 	@echo "make attack  the same into $(BIN)/attack/, for the attack suite: these can do without protections. Not for use"
 	@echo "make bench-pool  new connections with the preloaded pool of sockets, into docs/benchmarks/ (root; 4 minutes)"
+	@echo "make bench-stacks  each stack that a profile can choose, between nodes and over a line with losses, into docs/benchmarks/; wants a quiet machine (root; 6 minutes)"
 	@echo "make bench-rdma  RDMA without a card by perftest, NetPIPE and MPI, with processor time, beside TCP and a copy, into docs/benchmarks/; wants a quiet machine (root; 8 minutes)"
 	@echo "make demo    two nodes on this machine, the main job in three modes, a table and a plot (root)"
 	@echo "make test    every test, without and with root (root)"
@@ -166,6 +167,14 @@ bench-rdma: need-root build bench-packages
 	$(BIN)/heddle bench rdma report
 	$(BIN)/heddle bench summary
 
+# docs/benchmarks/method.md, "Stacks".
+.PHONY: bench-stacks
+bench-stacks: need-root build bench-packages
+	$(call install,redis-server redis-tools)
+	$(BIN)/heddle bench stacks --up --lab stackbench --json docs/benchmarks/$(@:bench-%=%).json
+	$(BIN)/heddle bench stacks report
+	$(BIN)/heddle bench summary
+
 need-root:
 	@[ "$$(id -u)" = 0 ] || { echo "this target needs root: it makes network namespaces and loads BPF programs"; exit 1; }
 
@@ -202,7 +211,7 @@ bench-core: need-root build bench-packages
 # The page of results and all tables, from the committed files alone.
 .PHONY: bench-summary
 bench-summary: build
-	for r in "" cost paper peers density pool rdma; do $(BIN)/heddle bench $$r report || exit 1; done
+	for r in "" cost paper peers density pool rdma stacks; do $(BIN)/heddle bench $$r report || exit 1; done
 	$(BIN)/heddle bench summary
 
 # docs/benchmarks/method.md, "What Heddle adds".

@@ -97,7 +97,8 @@ var allowed = map[string][]string{
 	"internal/bench/policy":    aBenchmark("internal/bench/loadgen", "internal/api", "internal/policy"),
 	"internal/bench/pool":      aBenchmark("internal/lab"),
 	"internal/bench/rdma":      aBenchmark("internal/bench/loadgen", "internal/api", "internal/lab"),
-	"internal/bench/stacks":    aBenchmark("internal/api", "internal/lab", "internal/policy", "internal/stack"),
+	"internal/bench/stacks":    aBenchmark("internal/api", "internal/delayline", "internal/lab", "internal/netns", "internal/policy", "internal/stack"),
+	"internal/delayline":       {"internal/netns"},
 	// In heddled only: the command line goes without etcd.
 	"internal/bench/populate": {"internal/store", "internal/store/etcd", "internal/trust"},
 

@@ -28,7 +28,7 @@ func runQuietly(cmd *cobra.Command, args ...string) error {
 }
 
 func TestBenchFlagsAreCheckedFirst(t *testing.T) {
-	for _, name := range []string{"", "cost", "paper", "peers", "policy", "pool", "rdma"} {
+	for _, name := range []string{"", "cost", "paper", "peers", "policy", "pool", "rdma", "stacks"} {
 		args := append(strings.Fields(name), "--lab", noLab)
 		if err := runQuietly(newBenchCmd(), args...); err == nil || !strings.Contains(err.Error(), "lab is not up") {
 			t.Errorf("bench %s: good flags: %v", name, err)
@@ -56,6 +56,7 @@ func TestBenchFlagsAreCheckedFirst(t *testing.T) {
 		{"policy-scale --rules 1", "--rules"},
 		{"rdma --scopes galaxy", "--scopes"},
 		{"rdma --runs 0", "--runs"},
+		{"stacks --workloads netperf", "--workloads"},
 	} {
 		if err := runQuietly(newBenchCmd(), append(strings.Fields(tt.flags), "--lab", noLab)...); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: got %v", tt.flags, err)
@@ -119,7 +120,7 @@ func TestCommittedDocuments(t *testing.T) {
 // TestSummarizeWhole says that a page is written as a whole or not at all.
 func TestSummarizeWhole(t *testing.T) {
 	var spoils []func(folder, page string) error
-	for _, part := range []string{"core", "callers", "pool", "paper", "peers", "policy", "density", "cost", "rdma"} {
+	for _, part := range []string{"core", "callers", "pool", "paper", "peers", "policy", "density", "cost", "rdma", "stacks"} {
 		for _, mark := range []string{report.Mark("bench summary", part), "<!-- to here: " + part + " -->\n"} {
 			spoils = append(spoils, func(_, page string) error {
 				text, err := os.ReadFile(page)

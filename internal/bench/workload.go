@@ -84,6 +84,13 @@ var Workloads = []Workload{
 	connectWorkload("crr", 1),
 	connectWorkload("crr8", 8),
 	connectWorkload("crr64", 64),
+	streams("flows1", "one stream of 8 KiB writes", 1, 8<<10),
+	streams("flows2", "two streams of 8 KiB writes", 2, 8<<10),
+	streams("flows3", "three streams of 8 KiB writes", 3, 8<<10),
+	streams("writes512", "one stream of 512-byte writes", 1, 512),
+	streams("writes4k", "one stream of 4 KiB writes", 1, 4<<10),
+	streams("writes64k", "one stream of 64 KiB writes", 1, 64<<10),
+	redis(),
 }
 
 // connectWorkload is new connections, made by so many threads at the same time. Those of more than

@@ -8,44 +8,18 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"time"
 
 	"heddle.dev/heddle/internal/bench"
 	"heddle.dev/heddle/internal/bench/loadgen"
+	"heddle.dev/heddle/internal/bench/machine"
 	"heddle.dev/heddle/internal/bench/proc"
 )
 
-// copyTime is how long copies of one size are made.
-const copyTime = 200 * time.Millisecond
-
-// farSpan is more than a processor's caches hold.
-const farSpan = 64 << 20
-
-// copyBytes copies messages between two buffers again and again, by one thread. If span is a
-// message's size, all of it stays in the caches, where it fits: as with perftest's one buffer at
-// each end.
+// copyBytes copies messages again and again, by one thread.
 func copyBytes(size, span int) map[string]float64 {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	from, to := make([]byte, span), make([]byte, span)
-	for i := range from {
-		from[i] = byte(i)
-	}
-	const volume = 8 << 20 // between two looks at the clock
-	copied, at := 0, 0
-	copy(to, from)
-	start := time.Now()
-	for time.Since(start) < copyTime {
-		for range max(volume/size, 1) {
-			copied += copy(to[at:at+size], from[at:at+size])
-			if at += size; at+size > span {
-				at = 0
-			}
-		}
-	}
-	perS := float64(copied) / time.Since(start).Seconds()
+	perS := machine.CopyRate(size, span)
 	return map[string]float64{bytesPerS: perS, messagesPerS: perS / float64(size)}
 }
 

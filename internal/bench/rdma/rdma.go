@@ -208,7 +208,7 @@ func (r *runner) measure(ctx context.Context, c Case) (map[string]float64, error
 	case "copy":
 		return copyBytes(c.Bytes, c.Bytes), nil
 	case "copy-far":
-		return copyBytes(c.Bytes, farSpan), nil
+		return copyBytes(c.Bytes, machine.FarSpan), nil
 	case "spin":
 		return r.spin(ctx)
 	case "tcp":

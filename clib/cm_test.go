@@ -2,6 +2,7 @@ package clib_test
 
 import (
 	"bytes"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -156,4 +157,18 @@ func TestEventChannels(t *testing.T) {
 		t.Fatal(err)
 	}
 	newPlace(t, dirs[0]).run("/usr/bin/python3", script)
+}
+
+// TestForkCM: a child that is forked while another thread is in librdmacm opens a channel of its
+// own.
+func TestForkCM(t *testing.T) {
+	_, dirs := startRDMA(t, [4]byte{10, 9, 0, 1})
+	program := filepath.Join(t.TempDir(), "forks")
+	out, err := exec.Command("cc", "-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-O1", "-pthread", "-o", program, "testdata/cm_forks.c", "-lrdmacm").CombinedOutput()
+	if err != nil {
+		t.Fatalf("compile: %v\n%s", err, out)
+	}
+	if out, err := newPlace(t, dirs[0]).command(program).CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
 }

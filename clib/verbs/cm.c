@@ -29,9 +29,22 @@ struct channel_cm {
 };
 
 static struct {
-	struct lock lock;
+	struct lock lock;      /* taken with all signals blocked, and by fork() */
 	struct table channels; /* by descriptor + 1 */
+	uint64_t fork_mask;    /* while it forks */
 } all;
+
+void cm_fork_prepare(void)
+{
+	uint64_t mask = lock_take_masked(&all.lock);
+
+	all.fork_mask = mask;
+}
+
+void cm_fork_done(void)
+{
+	lock_release_masked(&all.lock, all.fork_mask);
+}
 
 static void free_channel(struct channel_cm *ch)
 {
@@ -49,9 +62,10 @@ static void put(struct channel_cm *ch)
 
 static void release(struct channel_cm *ch)
 {
-	lock_take(&all.lock);
+	uint64_t mask = lock_take_masked(&all.lock);
+
 	put(ch);
-	lock_release(&all.lock);
+	lock_release_masked(&all.lock, mask);
 }
 
 static void forget(int fd)
@@ -70,10 +84,11 @@ static struct channel_cm *find(int fd)
 {
 	struct channel_cm *ch;
 	struct stat now;
+	uint64_t mask;
 
 	if (fd < 0)
 		return NULL;
-	lock_take(&all.lock);
+	mask = lock_take_masked(&all.lock);
 	ch = table_find(&all.channels, (uint32_t)fd + 1);
 	if (ch && (syscall(SYS_fstat, fd, &now) < 0 || now.st_ino != ch->identity.st_ino ||
 	           now.st_dev != ch->identity.st_dev)) {
@@ -82,7 +97,7 @@ static struct channel_cm *find(int fd)
 	}
 	if (ch)
 		ch->users++;
-	lock_release(&all.lock);
+	lock_release_masked(&all.lock, mask);
 	return ch;
 }
 
@@ -102,6 +117,7 @@ static int open_channel(int flags)
 {
 	struct channel_cm *ch = calloc(1, sizeof(*ch));
 	int error = ENOMEM, fd;
+	uint64_t mask;
 
 	if (!ch)
 		goto failed;
@@ -119,10 +135,10 @@ static int open_channel(int flags)
 		syscall(SYS_fcntl, ch->events, F_SETFL, O_NONBLOCK);
 	if (!error) {
 		fd = ch->events;
-		lock_take(&all.lock);
+		mask = lock_take_masked(&all.lock);
 		forget(fd);
 		error = table_insert(&all.channels, (uint32_t)fd + 1, ch);
-		lock_release(&all.lock);
+		lock_release_masked(&all.lock, mask);
 		if (!error)
 			return fd;
 	}
@@ -145,11 +161,12 @@ int cm_close(int fd)
 	struct channel_cm *ch = find(fd);
 
 	if (ch) {
-		lock_take(&all.lock);
+		uint64_t mask = lock_take_masked(&all.lock);
+
 		if (table_find(&all.channels, (uint32_t)fd + 1) == ch)
 			forget(fd);
 		put(ch);
-		lock_release(&all.lock);
+		lock_release_masked(&all.lock, mask);
 	}
 	return (int)syscall(SYS_close, fd);
 }

@@ -16,6 +16,9 @@ int cm_open(const char *path, int flags, int mode);
 long cm_write(int fd, const void *bytes, size_t length);
 int cm_fstat(int fd, struct stat *status);
 int cm_close(int fd);
+/* What a child of fork() needs is whole in it: to be called around fork(). */
+void cm_fork_prepare(void);
+void cm_fork_done(void);
 
 /* cm_hook.c */
 /* Has librdmacm call these, if the process has it. It opens the device after it has asked for the

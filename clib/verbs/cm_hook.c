@@ -151,12 +151,39 @@ static int hook_library(struct dl_phdr_info *info, size_t size, void *unused)
 	return 1;
 }
 
+static struct {
+	struct lock lock; /* as that of the channels: taken before it */
+	bool is_watched;  /* fork() is */
+	/* From fork()'s first handler to its last: they may have been registered in the middle. */
+	bool forks;
+	uint64_t fork_mask;
+} hook;
+
+static void fork_prepare(void)
+{
+	uint64_t mask = lock_take_masked(&hook.lock);
+
+	hook.forks = true;
+	hook.fork_mask = mask;
+	cm_fork_prepare();
+}
+
+static void fork_done(void)
+{
+	if (!hook.forks)
+		return;
+	hook.forks = false;
+	cm_fork_done();
+	lock_release_masked(&hook.lock, hook.fork_mask);
+}
+
 void cm_hook(void)
 {
-	static struct lock lock;
+	uint64_t mask = lock_take_masked(&hook.lock);
 
+	if (!hook.is_watched && __register_atfork)
+		hook.is_watched = __register_atfork(fork_prepare, fork_done, fork_done, NULL) == 0;
 	/* Each time: a library may be loaded later, or unloaded and loaded elsewhere. */
-	lock_take(&lock);
 	dl_iterate_phdr(hook_library, NULL);
-	lock_release(&lock);
+	lock_release_masked(&hook.lock, mask);
 }

@@ -5,7 +5,9 @@
 #define HEDDLE_VERBS_LOCK_H
 
 #include <linux/futex.h>
+#include <signal.h>
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -40,5 +42,32 @@ static inline void lock_release(struct lock *l)
 	if (atomic_exchange_explicit(&l->state, 0, memory_order_release) == 2)
 		syscall(SYS_futex, &l->state, FUTEX_WAKE_PRIVATE, 1);
 }
+
+static inline void signal_mask(int how, const uint64_t *mask, uint64_t *before)
+{
+	syscall(SYS_rt_sigprocmask, how, mask, before, sizeof(*mask));
+}
+
+/* The same for a lock that fork() takes, too: a handler of a signal may fork. Returns the mask of
+ * signals, for the release. */
+static inline uint64_t lock_take_masked(struct lock *l)
+{
+	const uint64_t all = ~0ULL;
+	uint64_t mask = 0;
+
+	signal_mask(SIG_SETMASK, &all, &mask);
+	lock_take(l);
+	return mask;
+}
+
+static inline void lock_release_masked(struct lock *l, uint64_t mask)
+{
+	lock_release(l);
+	signal_mask(SIG_SETMASK, &mask, NULL);
+}
+
+/* Of glibc. */
+__attribute__((weak)) int __register_atfork(void (*prepare)(void), void (*parent)(void), void (*child)(void),
+                                            void *library);
 
 #endif

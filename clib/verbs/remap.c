@@ -46,30 +46,16 @@ static struct {
 	int fork_pipe[2];
 } state;
 
-/* Of glibc. */
-__attribute__((weak)) int __register_atfork(void (*prepare)(void), void (*parent)(void), void (*child)(void),
-                                            void *library);
 char *getenv(const char *name);
-
-static void set_mask(int how, const uint64_t *mask, uint64_t *before)
-{
-	syscall(SYS_rt_sigprocmask, how, mask, before, sizeof(*mask));
-}
 
 static uint64_t state_lock(void)
 {
-	const uint64_t all = ~0ULL;
-	uint64_t mask = 0;
-
-	set_mask(SIG_SETMASK, &all, &mask);
-	lock_take(&state.lock);
-	return mask;
+	return lock_take_masked(&state.lock);
 }
 
 static void state_unlock(uint64_t mask)
 {
-	lock_release(&state.lock);
-	set_mask(SIG_SETMASK, &mask, NULL);
+	lock_release_masked(&state.lock, mask);
 }
 
 static void fork_prepare(void)

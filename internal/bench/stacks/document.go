@@ -71,11 +71,15 @@ func (r Result) grids(whole bool) []report.Grid {
 	for _, f := range r.Far {
 		far.Add(string(f.Mode), scaled(f.BPS, 1e6), scaled(f.Lost, .01))
 	}
+	tenants := report.Grid{Title: "Containers of a node that share a module and send at the same time", Rows: [][]string{{"stack", "containers", "together, Gb/s", "Jain's index"}}}
+	for _, f := range r.Tenants {
+		tenants.Add(string(f.Mode), fmt.Sprint(f.Tenants), scaled(f.BPS, 1e9), scaled(f.Jain, 1))
+	}
 	copies := report.Grid{Title: "A copy between places that no cache holds", Rows: [][]string{{"bytes", "ns"}}}
 	for _, c := range r.Copies {
 		copies.Add(fmt.Sprint(c.Bytes), c.NS.Text())
 	}
-	all := []report.Grid{lab, far, copies, r.goals()}
+	all := []report.Grid{lab, far, tenants, copies, r.goals()}
 	return slices.DeleteFunc(all, func(g report.Grid) bool { return len(g.Rows) < 2 })
 }
 
@@ -116,6 +120,11 @@ func (r Result) goals() report.Grid {
 	add("bbr by profile over the line: at least 4 x cubic", far("bbr"), far("cubic"), 4)
 	add("smoltcp on a link without loss, 64 KiB writes: at least 0.7 of the kernel's", of("smoltcp", "writes64k", "throughput_bps"),
 		of(bench.Heddle, "writes64k", "throughput_bps"), .7)
+	for _, f := range r.Tenants {
+		if f.Tenants > 1 {
+			add(fmt.Sprintf("%d tenants of %s: Jain's index at least 0.95", f.Tenants, f.Mode), f.Jain.Median, 1, .95)
+		}
+	}
 	with, without := of(Profiled, "crr", "socket_connect_p50_us"), of(bench.Heddle, "crr", "socket_connect_p50_us")
 	switch {
 	case with == 0 || without == 0:

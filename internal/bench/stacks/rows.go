@@ -21,6 +21,8 @@ type Row struct {
 	Without map[string]string
 	// Lab has it measured between the lab's nodes, Far over the bottleneck line.
 	Lab, Far bool
+	// Shared says that one process runs the stack for all containers of a node.
+	Shared bool
 }
 
 // Rows are all of them, in the order of reports. Another stack is another line.
@@ -30,7 +32,7 @@ var Rows = []Row{
 	{Mode: "bbr", Stack: stack.Kernel, Settings: stack.Settings{Congestion: "bbr"}, Lab: true, Far: true},
 	{Mode: "dctcp", Stack: stack.Kernel, Settings: stack.Settings{Congestion: "dctcp"}, Object: "dctcp.bpf.o", Lab: true},
 	{Mode: "ledbat", Stack: stack.Kernel, Settings: stack.Settings{Congestion: "ledbat"}, Object: "ledbat.bpf.o", Far: true},
-	{Mode: "smoltcp", Stack: stack.Smoltcp, Lab: true, Far: true, Without: map[string]string{
+	{Mode: "smoltcp", Stack: stack.Smoltcp, Lab: true, Far: true, Shared: true, Without: map[string]string{
 		"crr": "its server closes connections and is told of them by epoll again, since other ends of the pair are open",
 	}},
 }

@@ -27,6 +27,7 @@ type Result struct {
 	Copies  []Copy         `json:"copies,omitempty"`
 	Line    FarLine        `json:"line"`
 	Far     []Far          `json:"far,omitempty"`
+	Tenants []Tenants      `json:"tenants,omitempty"`
 }
 
 // Copy is table 1 of the NetKernel paper: what it takes to copy a chunk between two places in
@@ -45,8 +46,8 @@ var programs = map[string]string{"iperf3": "iperf3", "redis-server": "redis-serv
 // Command is `heddle bench stacks`.
 func Command() session.Command {
 	var (
-		o   bench.Options
-		far bool
+		o           bench.Options
+		far, shared bool
 	)
 	return session.Benchmark[Result]{
 		Name:  "stacks",
@@ -59,6 +60,7 @@ node; --up does that.`, labContainers),
 			f.Modes, f.Scopes = []string{string(bench.Host), string(bench.Heddle)}, []string{string(bench.Inter)}
 			f.DeclareWorkloads(workloads, "some of them, or iperf3, rr, crr8, crr64")
 			f.BoolVar(&far, "far", true, "measure over the line with losses, too")
+			f.BoolVar(&shared, "tenants", true, "measure containers that share a module, too")
 			f.DeclareRuns(3, "runs of each workload and mode")
 			f.DeclareDuration(time.Second, "length of a run")
 		},
@@ -86,6 +88,9 @@ node; --up does that.`, labContainers),
 			if err == nil && far {
 				r.Line = FarLine{farRate, farTrip.Seconds() * 1e3, farQueue, farLoss, farDuration.Seconds(), farRuns}
 				r.Far, err = runFar(ctx, s)
+			}
+			if err == nil && shared {
+				r.Tenants, err = runTenants(ctx, s)
 			}
 			if err == nil {
 				r.Copies = copies(s.Runs)

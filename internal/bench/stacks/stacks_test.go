@@ -115,3 +115,14 @@ func TestDocuments(t *testing.T) {
 		}
 	}
 }
+
+func TestJain(t *testing.T) {
+	for _, tt := range []struct {
+		rates []float64
+		want  float64
+	}{{[]float64{5, 5, 5, 5}, 1}, {[]float64{8, 0, 0, 0}, .25}, {[]float64{0, 0}, 0}} {
+		if got := jain(tt.rates); got != tt.want {
+			t.Errorf("of %v: %v, want %v", tt.rates, got, tt.want)
+		}
+	}
+}

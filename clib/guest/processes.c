@@ -25,6 +25,15 @@ PUBLIC pid_t fork(void)
 	return next ? next() : (pid_t)fails(-ENOSYS);
 }
 
+/* What forks within the C library (daemon(), forkpty()) asks those that were registered. */
+extern int __register_atfork(void (*)(void), void (*)(void), void (*)(void), void *) __attribute__((weak));
+
+__attribute__((constructor)) static void ask_for_forks(void)
+{
+	if (__register_atfork)
+		__register_atfork(forking, NULL, NULL, NULL);
+}
+
 #define EXECUTE(name, ...)                                                                                   \
 	({                                                                                                   \
 		__typeof__(&name) next_ = NEXT(name);                                                        \

@@ -4,6 +4,7 @@
  * library. */
 
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/mman.h>
 
 #include "guest/internal.h"
@@ -139,6 +140,21 @@ static bool worth_it(struct entry *e)
 	               ASK_BYTES;
 }
 
+/* Asks, unless another thread does, or is in a call. A handler of a signal that came meanwhile
+ * would wait for this thread if it used the descriptor. */
+static void change_over(struct entry *e, int fd)
+{
+	uint64_t all = ~0UL, before = 0;
+	uint32_t kind = OPENED;
+
+	call(SYS_rt_sigprocmask, SIG_SETMASK, &all, &before, sizeof(all));
+	if (atomic_compare_exchange_strong(&e->kind, &kind, ASKING)) {
+		kind = atomic_load(&e->busy) != 1 ? OPENED : get_lanes(e, fd) ? ATTACHED : OTHER;
+		atomic_store_explicit(&e->kind, kind, memory_order_release);
+	}
+	call(SYS_rt_sigprocmask, SIG_SETMASK, &before, NULL, sizeof(before));
+}
+
 struct connection *begin_io(int fd)
 {
 	struct entry *e = entry_of(fd);
@@ -153,11 +169,8 @@ struct connection *begin_io(int fd)
 	atomic_fetch_add(&e->busy, 1);
 	kind = OPENED;
 	/* Not while another thread is in a call: nobody could say what that one gets. */
-	if (worth_it(e) && atomic_load(&e->busy) == 1 &&
-	    atomic_compare_exchange_strong(&e->kind, &kind, ASKING)) {
-		kind = atomic_load(&e->busy) != 1 ? OPENED : get_lanes(e, fd) ? ATTACHED : OTHER;
-		atomic_store_explicit(&e->kind, kind, memory_order_release);
-	}
+	if (worth_it(e) && atomic_load(&e->busy) == 1)
+		change_over(e, fd);
 	if (kind_of(e) == OPENED)
 		return COUNTED;
 	atomic_fetch_sub(&e->busy, 1);
@@ -243,7 +256,9 @@ long duplicated(int from, int to)
 	stay_with_tcp(from);
 	if (!c)
 		return 0;
-	if (!e || !own_table()) { /* a number that nothing is known of: what goes by it must be TCP's */
+	/* What goes by a number that nothing is known of, or by a standard stream, which the C library
+	 * may read and write itself, must be TCP's. */
+	if (!e || to <= STDERR_FILENO || !own_table()) {
 		unuse(c);
 		return handing_over(from);
 	}

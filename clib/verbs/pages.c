@@ -165,11 +165,13 @@ bool pages_are_locked(void)
 	return kilobytes != 0;
 }
 
-int pages_userfaultfd(int device)
+/* Before Linux 6.4 pages that are not there cannot be protected: they are made first. A program
+ * that gives some back (MADV_DONTNEED) between the two may not do that with registered memory. */
+static bool populates;
+
+static int userfaultfd_with(int device, uint64_t features)
 {
-	struct uffdio_api api = {.api = UFFD_API,
-	                         .features = UFFD_FEATURE_PAGEFAULT_FLAG_WP |
-	                                     UFFD_FEATURE_WP_HUGETLBFS_SHMEM | WP_UNPOPULATED};
+	struct uffdio_api api = {.api = UFFD_API, .features = features};
 	/* Without UFFD_USER_MODE_ONLY: read() into the pages waits, too, and does not fail. */
 	int fd = (int)syscall(SYS_ioctl, device, USERFAULTFD_IOC_NEW, (long)(O_CLOEXEC | O_NONBLOCK));
 
@@ -178,6 +180,15 @@ int pages_userfaultfd(int device)
 		fd = -1;
 	}
 	return fd;
+}
+
+int pages_userfaultfd(int device)
+{
+	const uint64_t features = UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_WP_HUGETLBFS_SHMEM;
+	int fd = userfaultfd_with(device, features | WP_UNPOPULATED);
+
+	populates = fd < 0;
+	return fd < 0 ? userfaultfd_with(device, features) : fd;
 }
 
 static bool is_zero(const uint64_t *page)
@@ -220,6 +231,8 @@ static bool exchange_piece(int userfaultfd, uintptr_t at, uintptr_t from, size_t
 
 	if (is_populated(from, length))
 		syscall(SYS_madvise, window, length, POPULATE_WRITE);
+	if (populates && syscall(SYS_madvise, at, length, POPULATE_WRITE) < 0)
+		return false;
 	if (syscall(SYS_ioctl, userfaultfd, UFFDIO_REGISTER, &watch) < 0)
 		return false;
 	if (syscall(SYS_ioctl, userfaultfd, UFFDIO_WRITEPROTECT, &protect) == 0) {

@@ -39,13 +39,13 @@ func verbsUserfaultfd() finding {
 }
 
 // userfaultfdFeatures makes a userfaultfd that can have pages wait for whoever writes them: also
-// such as are not there yet (Linux 6.4), and shared ones (5.19).
+// shared ones (Linux 5.19).
 func userfaultfdFeatures(device *os.File) error {
 	const (
 		makeNew  = 0xaa00     // USERFAULTFD_IOC_NEW
 		api      = 0xc018aa3f // UFFDIO_API
 		version  = 0xaa
-		features = 1<<0 | 1<<12 | 1<<13 // write protection, of shared memory, of unpopulated pages
+		features = 1<<0 | 1<<12 // write protection, of shared memory
 	)
 	fd, _, errno := unix.Syscall(unix.SYS_IOCTL, device.Fd(), makeNew, unix.O_CLOEXEC)
 	if errno != 0 {
@@ -54,7 +54,7 @@ func userfaultfdFeatures(device *os.File) error {
 	defer unix.Close(int(fd))
 	want := [3]uint64{version, features}
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, fd, api, uintptr(unsafe.Pointer(&want))); errno != 0 {
-		return fmt.Errorf("the kernel's userfaultfd has no write protection of shared and unpopulated pages: %w", errno)
+		return fmt.Errorf("the kernel's userfaultfd has no write protection of shared memory: %w", errno)
 	}
 	return nil
 }

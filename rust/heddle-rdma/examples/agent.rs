@@ -68,7 +68,10 @@ impl Agent {
 
     fn hear(&self, peer: Ipv4Addr, file: &Mutex<String>) {
         loop {
-            let (bytes, _) = wire::receive(&self.router).expect("the router");
+            let (bytes, _) = wire::receive(&self.router).unwrap_or_default();
+            if bytes.is_empty() {
+                return; // it has ended
+            }
             match Message::parse(&bytes) {
                 Ok(Message::Connect { tag, source, destination, .. }) => {
                     self.connect(peer, tag, [source, destination]);

@@ -2,7 +2,7 @@
 //! may speak, until it ends. What is said on it goes by a queue pair of the card once both ends
 //! have found that it gets through. `docs/protocols/verbs-wire.md`, "By a card".
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::Shutdown;
 use std::os::fd::AsFd;
@@ -19,6 +19,7 @@ use crate::ibverbs::{
 };
 use crate::link::{GREETING_TIME, Phase};
 use crate::objects::{Objects, Quota, Source};
+use crate::placing::{PLACES, Place};
 use crate::protection::{Protection, protects};
 use crate::remote::Broken;
 use crate::sys::{self, Epoll};
@@ -31,8 +32,10 @@ const RECEIVES: u16 = 16;
 const MEMORY: usize = BUFFER * (SENDS + RECEIVES) as usize;
 /// What stands for a buffer in the message that finds out whether the card gets through.
 const PROBE: u16 = u16::MAX;
+/// The same in a WRITE that the card does by itself.
+const PLACE: u16 = u16::MAX - 1;
 /// Completions of a pair that there may be at once.
-const COMPLETIONS: u32 = (SENDS + RECEIVES + 2) as u32;
+const COMPLETIONS: u32 = (SENDS + RECEIVES + 2 + PLACES) as u32;
 /// Batches of completions that are taken before others have their turn.
 const BATCHES: u32 = 8;
 
@@ -68,7 +71,7 @@ impl Card {
         Ok(Self { device, completions, port, most, pairs: 0, woken: Vec::new(), more: false })
     }
 
-    fn wake(&mut self, handle: u32, carrier: &mut Carrier) {
+    pub(crate) fn wake(&mut self, handle: u32, carrier: &mut Carrier) {
         if !std::mem::replace(&mut carrier.woken, true) {
             self.woken.push(handle);
         }
@@ -79,7 +82,7 @@ impl Card {
 #[expect(clippy::struct_excessive_bools, reason = "facts that do not depend on each other")]
 pub(crate) struct Carrier {
     // Dropped in this order: the card lets the memory go before it is unmapped.
-    pair: Pair,
+    pub(crate) pair: Pair,
     region: Region,
     psn: u32,
     /// The peer has said where its queue pair is.
@@ -90,13 +93,18 @@ pub(crate) struct Carrier {
     /// Bytes of the connection go this way.
     pub(crate) active: bool,
     /// The card has given up on it.
-    broken: bool,
+    pub(crate) broken: bool,
     woken: bool,
     /// Buffers that nothing is being sent from.
     free: Vec<u16>,
     /// Buffers that have come, with their bytes, and how many of the first one's are taken.
     arrived: VecDeque<(u16, usize)>,
     taken: usize,
+    /// WRITEs that the card has under way by itself, and the peer's keys that are known or asked
+    /// for.
+    pub(crate) places: u16,
+    pub(crate) keys: HashMap<u32, Place>,
+    pub(crate) asked: usize,
 }
 
 impl Carrier {
@@ -107,6 +115,10 @@ impl Carrier {
     fn receive(&self, handle: u32, slot: u16) -> io::Result<()> {
         self.pair.receive(id(handle, slot), &self.region, usize::from(slot) * BUFFER, BUFFER)
     }
+}
+
+pub(crate) fn place_id(handle: u32) -> u64 {
+    id(handle, PLACE)
 }
 
 fn id(handle: u32, slot: u16) -> u64 {
@@ -194,7 +206,7 @@ impl Objects {
         }
         let made = (|| {
             let memory = SharedMemory::create(c"verbs-card", MEMORY).map_err(|_| full())?;
-            let sends = u32::from(SENDS) + 1;
+            let sends = u32::from(SENDS + PLACES) + 1;
             let pair = Pair::new(&domain, &completions, sends, RECEIVES.into())?;
             let carrier = Carrier {
                 pair,
@@ -210,6 +222,9 @@ impl Objects {
                 free: (0..SENDS).collect(),
                 arrived: VecDeque::with_capacity(RECEIVES.into()),
                 taken: 0,
+                places: 0,
+                keys: HashMap::new(),
+                asked: 0,
             };
             (SENDS..SENDS + RECEIVES).try_for_each(|slot| carrier.receive(handle, slot))?;
             Ok(carrier)
@@ -266,6 +281,8 @@ impl Objects {
         bytes: &[u8],
     ) -> Result<(), Broken> {
         let port = self.card.as_ref().map(|c| c.port);
+        let number = self.links.get(handle).map_or(0, |l| l.qp);
+        let access = self.qps.get(number).map_or(0, |q| q.attr.access);
         let link = self.links.get_mut(handle).filter(|l| l.card_offered).ok_or(Broken)?;
         let Some(carrier) = &mut link.card else { return Ok(()) };
         if std::mem::replace(&mut carrier.connected, true) {
@@ -284,6 +301,7 @@ impl Objects {
         };
         let gone = || io::Error::from_raw_os_error(libc::ENETDOWN);
         let connected = port.filter(|p| p.active).ok_or_else(gone).and_then(|port| {
+            carrier.pair.allow(access)?;
             carrier.pair.connect(carrier.psn, &port, &remote)?;
             carrier.pair.send(id(handle, PROBE), &carrier.region, 0, 0)
         });
@@ -390,7 +408,14 @@ impl Objects {
                 link.heard = Instant::now();
                 let length = (completion.length as usize).min(BUFFER);
                 match slot {
-                    _ if completion.status != 0 => carrier.broken = true,
+                    _ if completion.status != 0 => {
+                        // Those before it are complete.
+                        if let Some(first) = link.sent.front_mut().filter(|_| slot == PLACE) {
+                            first.failed.get_or_insert(completion.status);
+                        }
+                        carrier.broken = true;
+                    }
+                    PLACE => carrier.places = carrier.places.saturating_sub(1),
                     PROBE => carrier.probed = true,
                     0..SENDS => carrier.free.push(slot),
                     // The peer's probe.

@@ -602,6 +602,7 @@ impl Objects {
             memory: r.memory,
             mapped,
             process,
+            card: None,
         };
         let skip = u32::try_from(sys::random() >> 32).unwrap_or(0);
         let handle = self.regions.insert(region, skip);

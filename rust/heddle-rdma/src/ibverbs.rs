@@ -42,6 +42,7 @@ const MASK_SQ_PSN: c_int = 1 << 16;
 const MASK_DEST_RD_ATOMIC: c_int = 1 << 17;
 const MASK_DEST_QP: c_int = 1 << 20;
 const QPT_RC: u32 = 2;
+const WR_RDMA_WRITE: u32 = 0;
 const WR_SEND: u32 = 2;
 const SEND_SIGNALED: u32 = 2;
 const PORT_ACTIVE: u32 = 4;
@@ -112,7 +113,7 @@ functions! {
     ibv_ack_async_event(*mut AsyncEvent) -> ();
     ibv_alloc_pd(*mut Context) -> *mut c_void;
     ibv_dealloc_pd(*mut c_void) -> c_int;
-    ibv_reg_mr(*mut c_void, *mut c_void, usize, c_int) -> *mut Mr;
+    ibv_reg_mr_iova(*mut c_void, *mut c_void, usize, u64, c_int) -> *mut Mr;
     ibv_dereg_mr(*mut Mr) -> c_int;
     ibv_create_comp_channel(*mut Context) -> *mut Channel;
     ibv_destroy_comp_channel(*mut Channel) -> c_int;
@@ -340,21 +341,67 @@ pub(crate) struct Region {
     domain: Arc<Domain>,
     mr: NonNull<Mr>,
     memory: Arc<SharedMemory>,
+    /// The address by which the card knows its first byte, and how many it has.
+    pub(crate) iova: u64,
+    pub(crate) length: u64,
 }
+
+/// `enum ibv_access_flags`.
+const ACCESS_LOCAL_WRITE: u32 = 1;
+const ACCESS_REMOTE_WRITE: u32 = 2;
 
 // SAFETY: all functions of libibverbs may be called by any thread.
 unsafe impl Send for Region {}
+// SAFETY: and by several at once. Its bytes are copied by whoever has the baton.
+unsafe impl Sync for Region {}
 
 impl Region {
     /// Registers memory that no peer may reach by itself.
     pub(crate) fn new(domain: &Arc<Domain>, memory: Arc<SharedMemory>) -> io::Result<Self> {
-        const LOCAL_WRITE: c_int = 1;
-        let start = memory.as_ptr().as_ptr().cast();
-        let library = &domain.device.library;
-        let pd = domain.pd.as_ptr();
+        let (iova, length) = (memory.as_ptr().as_ptr() as u64, memory.len() as u64);
+        Self::register(domain, memory, (0, length), iova, ACCESS_LOCAL_WRITE)
+    }
+
+    /// Registers a part of memory, from an offset on and so long, that the card is to know by
+    /// addresses of the caller's choice, with those of the rights that cards are given.
+    pub(crate) fn register(
+        domain: &Arc<Domain>,
+        memory: Arc<SharedMemory>,
+        (at, length): (u64, u64),
+        iova: u64,
+        access: u32,
+    ) -> io::Result<Self> {
+        let wrong = || io::Error::from_raw_os_error(libc::EINVAL);
+        let start = usize::try_from(at).map_err(|_| wrong())?;
+        let bytes = usize::try_from(length).map_err(|_| wrong())?;
+        if start.checked_add(bytes).is_none_or(|end| end > memory.len()) {
+            return Err(wrong());
+        }
+        // SAFETY: the part lies in the mapping.
+        let start = unsafe { memory.as_ptr().byte_add(start) }.as_ptr().cast();
+        let access = access & (ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE);
+        let access = c_int::try_from(access).unwrap_or(0);
+        let register = domain.device.library.ibv_reg_mr_iova;
         // SAFETY: the memory is mapped as long as it is kept here, after the card has let it go.
-        let mr = unsafe { (library.ibv_reg_mr)(pd, start, memory.len(), LOCAL_WRITE) };
-        Ok(Self { domain: Arc::clone(domain), mr: made(mr)?, memory })
+        let mr = unsafe { register(domain.pd.as_ptr(), start, bytes, iova, access) };
+        Ok(Self { domain: Arc::clone(domain), mr: made(mr)?, memory, iova, length })
+    }
+
+    /// Whether it has all of these bytes.
+    pub(crate) fn covers(&self, address: u64, length: u64) -> bool {
+        let offset = address.checked_sub(self.iova);
+        offset.and_then(|o| o.checked_add(length)).is_some_and(|end| end <= self.length)
+    }
+
+    /// The key by which peers name it.
+    pub(crate) fn rkey(&self) -> u32 {
+        // SAFETY: the region is registered as long as `self` is there.
+        unsafe { self.mr.as_ref() }.rkey
+    }
+
+    fn lkey(&self) -> u32 {
+        // SAFETY: the region is registered as long as `self` is there.
+        unsafe { self.mr.as_ref() }.lkey
     }
 
     /// A part of it for a work request, as far as it lies in it.
@@ -363,9 +410,8 @@ impl Region {
         let length = length.min(self.memory.len() - at);
         // SAFETY: the part lies in the mapping.
         let start = unsafe { self.memory.as_ptr().byte_add(at) };
-        // SAFETY: the region is registered as long as `self` is there.
-        let lkey = unsafe { self.mr.as_ref() }.lkey;
-        Sge { addr: start.as_ptr() as u64, length: u32::try_from(length).unwrap_or(0), lkey }
+        let length = u32::try_from(length).unwrap_or(0);
+        Sge { addr: start.as_ptr() as u64, length, lkey: self.lkey() }
     }
 
     /// Copies bytes into it, as many as there is room for.
@@ -551,6 +597,12 @@ impl Pair {
         check(unsafe { modify(self.qp.as_ptr(), &raw mut attr, mask) })
     }
 
+    /// Says which rights of regions peers may use: `enum ibv_access_flags`.
+    pub(crate) fn allow(&self, access: u32) -> io::Result<()> {
+        let qp_access_flags = access & ACCESS_REMOTE_WRITE;
+        self.modify(QpAttr { qp_access_flags, ..QpAttr::default() }, MASK_ACCESS)
+    }
+
     /// Connects it, whose own first packet has the number `psn`: through RTR to RTS.
     pub(crate) fn connect(&self, psn: u32, own: &Port, to: &Remote) -> io::Result<()> {
         let ah_attr = AhAttr {
@@ -609,12 +661,41 @@ impl Pair {
             send_flags: SEND_SIGNALED,
             ..SendWr::default()
         };
+        self.post(&mut wr)
+    }
+
+    /// Has the card write bytes of a region, from an address of it on, to where a peer's key and an
+    /// address are.
+    pub(crate) fn write(
+        &self,
+        id: u64,
+        (region, from, length): (&Region, u64, u32),
+        (rkey, to): (u32, u64),
+    ) -> io::Result<()> {
+        if !region.covers(from, length.into()) {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        let mut sge = Sge { addr: from, length, lkey: region.lkey() };
+        let mut wr = SendWr {
+            wr_id: id,
+            sg_list: &raw mut sge,
+            num_sge: 1,
+            opcode: WR_RDMA_WRITE,
+            send_flags: SEND_SIGNALED,
+            remote_addr: to,
+            rkey,
+            ..SendWr::default()
+        };
+        self.post(&mut wr)
+    }
+
+    fn post(&self, wr: &mut SendWr) -> io::Result<()> {
         let mut bad = null_mut();
         let op = self.domain.device.op(layout::POST_SEND);
         // SAFETY: the entry has this type, and a provider always has it.
         let post = unsafe { core::mem::transmute::<*const c_void, PostSend>(op) };
         // SAFETY: the library reads the request and its entry, and writes one pointer.
-        check(unsafe { post(self.qp.as_ptr(), &raw mut wr, &raw mut bad) })
+        check(unsafe { post(self.qp.as_ptr(), &raw mut *wr, &raw mut bad) })
     }
 
     /// Has the next message go into a part of a region.

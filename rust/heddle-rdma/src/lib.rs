@@ -27,6 +27,7 @@
 //! | `memory` | which bytes a key names, and how they are copied |
 //! | `table` | handles |
 //! | `protection` | protections by name, for attacks |
+//! | `placing` | WRITEs that the card does by itself |
 //! | `ibverbs` | the node's libibverbs, loaded if there is to be a card |
 //! | `sys` | system calls beside those of `unix-io` |
 
@@ -47,6 +48,7 @@ mod local;
 mod memory;
 mod multicast;
 mod objects;
+mod placing;
 mod protection;
 mod queue_pairs;
 mod queues;

@@ -59,15 +59,36 @@ pub(crate) struct Sent {
     pub(crate) read: u64,
     /// It failed here, and is completed so when all before it are.
     pub(crate) failed: Option<u32>,
+    /// The card has been told to place its bytes.
+    pub(crate) placed: bool,
 }
 
 /// What a responder owes, in order.
 #[derive(Clone, Copy)]
 pub(crate) enum Response {
-    Ack { number: u32, status: u32 },
-    NotReady { number: u32, timer: u8 },
-    Read { number: u32, key: u32, address: u64, total: u64, done: u64 },
-    Atomic { number: u32, value: u64 },
+    Ack {
+        number: u32,
+        status: u32,
+    },
+    NotReady {
+        number: u32,
+        timer: u8,
+    },
+    Read {
+        number: u32,
+        key: u32,
+        address: u64,
+        total: u64,
+        done: u64,
+    },
+    Atomic {
+        number: u32,
+        value: u64,
+    },
+    /// A region as the card knows it.
+    Key {
+        key: u32,
+    },
 }
 
 /// A message that is coming in.

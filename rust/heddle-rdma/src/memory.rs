@@ -12,6 +12,7 @@ use shared_ring::SharedMemory;
 use verbs_protocol::{abi, ibv};
 
 use crate::baton::Worker;
+use crate::ibverbs;
 use crate::objects::Objects;
 use crate::protection::{Protection, protects};
 use crate::sys;
@@ -133,6 +134,12 @@ impl Mapped {
         (length > 0).then(|| Self { shared: Arc::clone(shared), first, length, at })
     }
 
+    /// What a card is to register for it: memory, offset and length, and how many bytes of the
+    /// region come before.
+    pub(crate) fn part(&self) -> (Arc<SharedMemory>, (u64, u64), u64) {
+        (Arc::clone(&self.shared), (self.at, self.length), self.first)
+    }
+
     /// Whether it is all of a region of this length.
     pub(crate) fn is_all(&self, length: u64) -> bool {
         self.first == 0 && self.length == length
@@ -152,6 +159,8 @@ pub(crate) struct Region {
     /// Where all other bytes are: the program, and the address of the first byte of the region. Not
     /// there if all are mapped.
     pub(crate) process: Option<(Arc<Process>, u64)>,
+    /// The mapped part as the card knows it, once a pair of its PD goes by that.
+    pub(crate) card: Option<Arc<ibverbs::Region>>,
 }
 
 impl Region {

@@ -25,6 +25,7 @@ use crate::ibverbs::Domain;
 use crate::link::{Link, Timer};
 use crate::memory::{Copier, Piece, Process, Regions};
 use crate::multicast::Groups;
+use crate::placing::REGISTERED_A_SECOND;
 use crate::protection::{Protection, protects};
 use crate::queues::{CompletionRing, ReceiveRing, SendRing};
 use crate::shards::{Nudge, Shard};
@@ -93,6 +94,8 @@ pub(crate) struct Endpoint {
     pub(crate) memberships: u32,
     /// Pairs that go by the card, or may.
     pub(crate) card_pairs: u64,
+    /// Regions that the card gets to know.
+    pub(crate) registers: Bucket,
     /// The agent has named it since it came.
     pub(crate) named: bool,
 }
@@ -117,6 +120,7 @@ impl Endpoint {
             cm: cm::Usage::default(),
             memberships: 0,
             card_pairs: 0,
+            registers: Bucket::new(),
             named: true,
         }
     }
@@ -142,6 +146,7 @@ impl Endpoint {
         let now = Instant::now();
         self.requests.limit(l.sends_per_second.into(), REQUESTS_AT_ONCE, now);
         self.egress.limit(u64::from(l.egress_kbit) * 125, BYTES_AT_ONCE, now);
+        self.registers.limit(REGISTERED_A_SECOND, Duration::from_secs(1), now);
         self.ingress.limit(u64::from(l.ingress_kbit) * 125, BYTES_AT_ONCE, now);
     }
 

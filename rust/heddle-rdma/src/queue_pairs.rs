@@ -127,6 +127,10 @@ impl Objects {
         let to = verbs_qp::modify(qp.state, qp.service, request.mask, &request.attr, limits);
         let to = to.map_err(|Refused| EINVAL)?;
         verbs_qp::take(&mut qp.attr, request.mask, &request.attr);
+        if request.mask & ibv::QP_ACCESS_FLAGS != 0 {
+            self.allow_by_card(number);
+        }
+        let qp = usable(self.qps.get_mut(number))?;
         if qp.state != to && to == State::SendQueueDrained {
             let wanted = request.mask & ibv::QP_EN_SQD_ASYNC_NOTIFY != 0;
             qp.tells_drained = wanted && request.attr.en_sqd_async_notify != 0;

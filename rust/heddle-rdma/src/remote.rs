@@ -11,6 +11,7 @@ use verbs_qp::Service;
 use crate::link::{Link, Phase, SEND_HIGH, Sent};
 use crate::memory::{CHUNK, Fault};
 use crate::objects::{Current, Objects};
+use crate::placing::Placing;
 use crate::requests::{Turn, gather, refusal};
 
 /// Requests under way on one connection.
@@ -115,7 +116,13 @@ impl Objects {
             link.heard = Instant::now();
         }
         let Current { send, .. } = current;
-        link.sent.push_back(Sent { send, number: link.number, read: 0, failed: refusal });
+        link.sent.push_back(Sent {
+            send,
+            number: link.number,
+            read: 0,
+            failed: refusal,
+            placed: false,
+        });
         link.number = link.number.wrapping_add(1);
         if refusal.is_some() {
             link.next = link.sent.len();
@@ -125,6 +132,11 @@ impl Objects {
 
     /// Sends the next frame of the request that is being sent. False if that cannot be.
     fn send_frame(self: &mut Box<Self>, number: u32, handle: u32) -> bool {
+        match self.place(number, handle) {
+            Placing::Wait => return false,
+            Placing::Placed => return true,
+            Placing::Frames => {}
+        }
         let usage = self.local(number, 0);
         let reliable = self.is_reliable(number);
         let Some(link) = self.links.get_mut(handle) else { return false };
@@ -228,6 +240,8 @@ impl Objects {
             Kind::Rnr => self.hear_not_ready(number, handle, header),
             Kind::Card => self.hear_card(handle, header, bytes),
             Kind::CardReady => self.hear_card_ready(handle, header),
+            Kind::CardAsk => self.hear_ask(handle, header),
+            Kind::CardKey => self.hear_key(handle, header),
             Kind::Close => {
                 self.closed_by_peer(handle);
                 Ok(())
@@ -369,6 +383,7 @@ impl Objects {
         (link.next, link.offset) = (0, 0);
         for sent in &mut link.sent {
             sent.read = 0;
+            sent.placed = false;
         }
         let timer = u8::try_from(header.address & 31).unwrap_or(0);
         link.not_before = Some(Instant::now() + verbs_qp::rnr_time(timer));

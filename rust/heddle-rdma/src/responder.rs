@@ -3,13 +3,14 @@
 
 use verbs_protocol::ibv;
 use verbs_protocol::statistics::Reason;
-use verbs_protocol::wire::{FIRST, FRAME_MAX, Header, Kind, LAST, SOLICITED};
+use verbs_protocol::wire::{FIRST, FRAME_MAX, Header, Kind, LAST, PLACED, SOLICITED};
 use verbs_qp::Service;
 
 use crate::commands::MAX_MESSAGE;
 use crate::link::{Inbound, Phase, Response, SEND_HIGH};
 use crate::memory::{self, Fault};
 use crate::objects::Objects;
+use crate::placing::may_be_placed;
 use crate::remote::{Broken, is_atomic, returns};
 use crate::requests::{Taken, Told, gather};
 
@@ -23,6 +24,9 @@ impl Objects {
         bytes: &[u8],
     ) -> Result<(), Broken> {
         let link = self.links.get_mut(handle).ok_or(Broken)?;
+        if header.flags & PLACED != 0 && !may_be_placed(link, header) {
+            return Err(Broken);
+        }
         if link.refuses {
             return Ok(());
         }
@@ -129,7 +133,8 @@ impl Objects {
         let link = self.links.get_mut(handle).ok_or(Broken)?;
         let inbound = link.inbound.as_mut().ok_or(Broken)?;
         let (head, done, dropped) = (inbound.head, inbound.got, inbound.dropped);
-        inbound.got += bytes.len() as u64;
+        let placed = header.flags & PLACED != 0;
+        inbound.got += if placed { head.total } else { bytes.len() as u64 };
         let last = header.flags & LAST != 0;
         let whole = inbound.got == head.total;
         if header.opcode != head.opcode
@@ -205,7 +210,7 @@ impl Objects {
         let Some(qp) = self.qps.get(number) else { return };
         let most = usize::from(qp.attr.max_dest_rd_atomic.max(1));
         let Some(link) = self.links.get(handle) else { return };
-        let owed = |r: &&Response| !matches!(r, Response::Ack { .. } | Response::NotReady { .. });
+        let owed = |r: &&Response| matches!(r, Response::Read { .. } | Response::Atomic { .. });
         if link.responses.iter().filter(owed).count() >= most {
             self.refuse(handle, header, ibv::WC_REM_INV_REQ_ERR);
             return;
@@ -310,8 +315,10 @@ impl Objects {
                 Response::Atomic { number, value } => {
                     Header { number, total: value, ..Header::new(Kind::AtomicResponse) }
                 }
+                Response::Key { key } => self.describe_key(handle, key),
                 Response::Read { .. } => return Some(response),
             };
+            let link = self.links.get_mut(handle)?;
             link.say(&header);
             link.responses.pop_front();
         }

@@ -289,7 +289,9 @@ fn a_greeting_has_to_be_the_speaker_s() {
 #[test]
 fn a_peer_that_breaks_a_rule_loses_its_connection_only() {
     let head = Header { flags: FIRST | LAST, opcode: ibv::WR_SEND, ..Header::new(Kind::Request) };
-    let cases: [(&str, Header); 11] = [
+    let opcode = ibv::WR_RDMA_WRITE;
+    let placed = Header { opcode, flags: FIRST | LAST | wire::PLACED, ..head };
+    let cases: [(&str, Header); 14] = [
         ("number", Header { number: 1, ..head }),
         ("no first", Header { flags: LAST, ..head }),
         ("too long", Header { opcode: ibv::WR_RDMA_WRITE, total: 1 << 40, ..head }),
@@ -299,6 +301,9 @@ fn a_peer_that_breaks_a_rule_loses_its_connection_only() {
         ("not ready for nothing", Header::new(Kind::Rnr)),
         ("a card that was not agreed upon", Header::new(Kind::Card)),
         ("the same, ready", Header::new(Kind::CardReady)),
+        ("a key of a card that is not the way", Header::new(Kind::CardAsk)),
+        ("the same, answered", Header::new(Kind::CardKey)),
+        ("bytes that no card has placed", placed),
         ("datagram", Header { flags: FIRST | LAST, ..Header::new(Kind::Datagram) }),
         ("unfinished", Header { opcode: ibv::WR_RDMA_READ, flags: FIRST, total: 8, ..head }),
     ];

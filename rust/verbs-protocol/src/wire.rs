@@ -26,6 +26,8 @@ pub const FIRST: u16 = 1;
 pub const LAST: u16 = 2;
 /// The receiver's program wants an event.
 pub const SOLICITED: u16 = 4;
+/// The card has placed the message's bytes already.
+pub const PLACED: u16 = 8;
 
 /// What an end of a connection says first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,6 +109,8 @@ pub enum Kind {
     Cm = 8,
     Card = 9,
     CardReady = 10,
+    CardAsk = 11,
+    CardKey = 12,
 }
 
 /// The header of a frame.
@@ -181,6 +185,8 @@ impl Header {
             8 => Kind::Cm,
             9 => Kind::Card,
             10 => Kind::CardReady,
+            11 => Kind::CardAsk,
+            12 => Kind::CardKey,
             _ => return Err(Malformed),
         };
         let header = Self {
@@ -202,7 +208,7 @@ impl Header {
             Kind::Card => 16,
             _ => 0,
         };
-        if header.flags > 7 || header.length as usize > most {
+        if header.flags > 15 || header.length as usize > most {
             return Err(Malformed);
         }
         Ok(header)
@@ -272,7 +278,7 @@ mod tests {
         };
         let bytes = header.encode();
         assert_eq!(Header::parse(&bytes), Ok(header));
-        for (at, value) in [(0, 0), (0, 11), (0, 8), (3, 8), (2, 1), (7, 1), (0, 2)] {
+        for (at, value) in [(0, 0), (0, 13), (0, 8), (3, 16), (2, 1), (7, 1), (0, 2)] {
             let mut bad = bytes;
             bad[at] = value;
             assert_eq!(Header::parse(&bad), Err(Malformed), "{at} {value}");

@@ -122,6 +122,13 @@ for test in "ib_send_bw -n 60 -s 65536" "ib_send_lat -n 40 -s 8" "ib_write_bw -n
 	"ib_read_bw -n 60 -s 65536" "ib_read_lat -n 40 -s 8" "ib_atomic_bw -n 60" "ib_atomic_lat -n 40 -A CMP_AND_SWAP"; do
 	by_card "$test -x 0 -F" "$test -x 0 -F 10.0.0.1"
 done
+# Bytes that a card places by itself: a message says so, where frames would take five each.
+sends() { cat /sys/class/infiniband/rxe0/ports/1/hw_counters/rdma_sends; }
+before=$(sends)
+by_card "ib_write_bw -n 200 -s 65536 -x 0 -F" "ib_write_bw -n 200 -s 65536 -x 0 -F 10.0.0.1"
+say "$(($(sends) - before)) messages of the card; regions that are not mapped: $reason_25, $reason_26"
+[ $node = 1 ] || [ $(($(sends) - before)) -lt 500 ] || fail "the card does not place bytes by itself"
+by_card "rping -s -a 10.9.0.1 -C 10 -S 60000 -V" "rping -c -a 10.9.0.1 -C 10 -S 60000 -V"
 by_card "rping -s -a 10.9.0.1 -C 5" "rping -c -a 10.9.0.1 -C 5 -v"
 
 say "connections are cut, as by a policy"

@@ -212,6 +212,8 @@ static long response_at(uint32_t command)
 	case RDMA_USER_CM_CMD_DESTROY_ID:
 	case RDMA_USER_CM_CMD_LEAVE_MCAST:
 		return offsetof(struct rdma_ucm_destroy_id, response);
+	case RDMA_USER_CM_CMD_JOIN_IP_MCAST:
+		return offsetof(struct rdma_ucm_join_ip_mcast, response);
 	case RDMA_USER_CM_CMD_QUERY_ROUTE:
 	case RDMA_USER_CM_CMD_QUERY:
 		return offsetof(struct rdma_ucm_query, response);

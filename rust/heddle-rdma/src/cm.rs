@@ -13,6 +13,7 @@ use verbs_protocol::control::{EINVAL, EOPNOTSUPP, Errno};
 use verbs_protocol::ibv;
 use verbs_protocol::statistics::Reason;
 
+use crate::cm_groups::Joined;
 use crate::commands::{Answer, MAX_RD_ATOMIC, answer};
 use crate::objects::{Endpoint, Objects};
 use crate::protection::{Protection, protects};
@@ -28,7 +29,7 @@ const NUMBERS: u32 = 1 << 16;
 const PORTS: std::ops::Range<u32> = 32768..61000;
 
 /// The `Q_Key` of datagrams if a program names none: `RDMA_UDP_QKEY`.
-const QKEY: u32 = 0x0123_4567;
+pub(crate) const QKEY: u32 = 0x0123_4567;
 /// The most bytes of private data: what a card's messages have room for.
 const PRIVATE_REQUEST: u8 = 56;
 pub(crate) const PRIVATE_REPLY: u8 = 196;
@@ -88,6 +89,7 @@ pub(crate) struct Id {
     pub(crate) link: u32,
     /// Events that were got and are not known to be acknowledged.
     pub(crate) reported: u32,
+    pub(crate) groups: Vec<Joined>,
     /// When it is given up, in the states that wait.
     pub(crate) deadline: Option<Instant>,
 }
@@ -111,6 +113,9 @@ impl Ids {
 pub(crate) struct Usage {
     ids: u32,
     pub(crate) channels: u32,
+    /// Groups that its ids have joined, and the number of the last one.
+    pub(crate) joined: u32,
+    pub(crate) last_joined: u32,
     last_number: u32,
     last_port: u32,
     /// CONNECTs that the agent has not answered, by id and since when.
@@ -136,6 +141,7 @@ impl Id {
             own: Param::default(),
             link: 0,
             reported: 0,
+            groups: Vec::new(),
             deadline: None,
         }
     }
@@ -191,6 +197,15 @@ impl Objects {
                 let id = self.cm_id(context, id)?;
                 enough(room, 4)?;
                 self.cm_destroy(id).to_ne_bytes().to_vec()
+            }
+            Command::Join { id, uid, address } => {
+                let id = self.cm_id(context, id)?;
+                enough(room, 4)?;
+                self.cm_join(id, uid, address)?.to_ne_bytes().to_vec()
+            }
+            Command::Leave(number) => {
+                enough(room, 4)?;
+                self.cm_leave_group(context, number)?.to_ne_bytes().to_vec()
             }
             Command::MigrateId(id) => {
                 enough(room, 4)?;
@@ -345,6 +360,7 @@ impl Objects {
         self.cm.numbers.remove(&(id.endpoint, id.number));
         if let Some(endpoint) = self.endpoints.get_mut(id.endpoint) {
             endpoint.cm.ids -= 1;
+            endpoint.cm.joined -= u32::try_from(id.groups.len()).unwrap_or(0);
         }
         for request in self.cm_forget(id.context, handle) {
             self.cm_destroy(request);
@@ -605,7 +621,7 @@ impl Objects {
         }
     }
 
-    fn cm_path(&self, id: &Id) -> Option<Path> {
+    pub(crate) fn cm_path(&self, id: &Id) -> Option<Path> {
         let source = id.source.filter(|s| !s.is_wildcard())?;
         let endpoint = self.endpoints.get(id.endpoint)?;
         let own = own_gid(endpoint, &source)?;

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use verbs_protocol::abi;
-use verbs_protocol::cm::{Event, EventKind, Param};
+use verbs_protocol::cm::{Event, EventKind, Param, Path};
 use verbs_protocol::control::{EINVAL, Errno};
 
 use crate::cm::CHANNELS;
@@ -27,6 +27,8 @@ struct Queued {
     owner: u32,
     /// The id that a request has made, else 0.
     request: u32,
+    /// The number of the group whose event it is, else 0.
+    group: u32,
     event: Event,
 }
 
@@ -94,7 +96,7 @@ impl Objects {
         let path = self.cm_peer_path(id);
         let (uid, number) = (id.uid, id.number);
         let event = Event { uid, id: number, kind, status, param: *param, datagrams, path };
-        self.cm_queue(id.context, Queued { owner: handle, request: 0, event });
+        self.cm_queue(id.context, Queued { owner: handle, request: 0, group: 0, event });
     }
 
     /// Tells the program of a listener of a request.
@@ -110,7 +112,31 @@ impl Objects {
             datagrams: id.has_datagrams(),
             path: None,
         };
-        self.cm_queue(l.context, Queued { owner: listener, request: handle, event });
+        self.cm_queue(l.context, Queued { owner: listener, request: handle, group: 0, event });
+    }
+
+    /// Tells the program of an id of what became of a group, by the group's uid and number.
+    pub(crate) fn cm_tell_joined(
+        &mut self,
+        handle: u32,
+        (uid, number): (u64, u32),
+        kind: EventKind,
+        param: &Param,
+        path: Path,
+    ) {
+        let Some(id) = self.cm.table.get(handle) else { return };
+        let param = *param;
+        let event =
+            Event { uid, id: number, kind, status: 0, param, datagrams: true, path: Some(path) };
+        self.cm_queue(id.context, Queued { owner: handle, request: 0, group: number, event });
+    }
+
+    /// Drops the events of a group that were not got.
+    pub(crate) fn cm_drop_joined(&mut self, context: u32, handle: u32, number: u32) {
+        if let Some(channel) = self.contexts.get_mut(context).and_then(|c| c.cm.as_mut()) {
+            channel.queue.retain(|q| q.owner != handle || q.group != number);
+            channel.took();
+        }
     }
 
     fn cm_queue(&mut self, context: u32, queued: Queued) {
@@ -131,6 +157,9 @@ impl Objects {
         channel.took();
         if let Ok(owner) = self.cm_get(queued.owner) {
             owner.reported += 1;
+            if let Some(group) = owner.groups.iter_mut().find(|g| g.number == queued.group) {
+                group.reported += 1;
+            }
             let endpoint = owner.endpoint;
             if queued.request != 0 {
                 self.cm_admit(endpoint);

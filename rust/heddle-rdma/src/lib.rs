@@ -19,7 +19,7 @@
 //! | `remote`, `responder` | requests between nodes |
 //! | `datagrams` | both, for UD |
 //! | `multicast` | groups of UD queue pairs of this node |
-//! | `cm`, `cm_events`, `cm_link` | RDMA-CM: ids and commands, events, talk of ids |
+//! | `cm`, `cm_events`, `cm_groups`, `cm_link` | RDMA-CM: ids and commands, events, groups, talk |
 //! | `connect` | connections between endpoints are asked for |
 //! | `card` | pairs whose bytes go by a card |
 //! | `link` | they are greeted, matched, read, written and ended |
@@ -37,6 +37,7 @@ mod bucket;
 mod card;
 mod cm;
 mod cm_events;
+mod cm_groups;
 mod cm_link;
 mod commands;
 mod connect;

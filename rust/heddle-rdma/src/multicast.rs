@@ -17,7 +17,7 @@ use crate::requests::{Pending, REQUEST_COST, Step, Told};
 /// Memberships of an endpoint's queue pairs: each may cost who sends to the group a copy.
 pub(crate) const MEMBERSHIPS: u32 = 256;
 /// The number of all queue pairs of a group.
-const GROUP_QP: u32 = 0xff_ffff;
+pub(crate) const GROUP_QP: u32 = 0xff_ffff;
 
 /// Queue pairs by group.
 pub(crate) type Groups = HashMap<Gid, Vec<u32>>;

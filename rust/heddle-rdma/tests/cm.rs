@@ -482,8 +482,8 @@ fn commands_without_sense_are_refused() {
     let x = a.create(1, cm::PS_TCP).unwrap();
     for (number, errno) in [
         (13, libc::EOPNOTSUPP),
-        (16, libc::EOPNOTSUPP),
-        (17, libc::EOPNOTSUPP),
+        (16, libc::EINVAL),
+        (17, libc::ENOENT),
         (19, libc::EOPNOTSUPP),
         (20, libc::EOPNOTSUPP),
         (21, libc::EOPNOTSUPP),

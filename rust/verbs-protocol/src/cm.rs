@@ -42,6 +42,7 @@ pub enum EventKind {
     Rejected = 8,
     Established = 9,
     Disconnected = 10,
+    MulticastJoin = 12,
 }
 
 /// An address of IPv4 or IPv6 and a port.
@@ -184,6 +185,8 @@ pub enum Command {
     SetOption { id: u32, level: u32, name: u32, value: u32 },
     Notify { id: u32, event: u32 },
     MigrateId(u32),
+    Join { id: u32, uid: u64, address: Address },
+    Leave(u32),
 }
 
 impl Command {
@@ -234,8 +237,14 @@ impl Command {
                 Self::SetOption { id, level, name, value: u32::from_le_bytes(value) }
             }
             15 => Self::Notify { id: fields.word(0)?, event: fields.word(4)? },
+            16 => Self::Join {
+                uid: fields.long(8)?,
+                address: fields.address(16)?.ok_or(EINVAL)?,
+                id: fields.word(44)?,
+            },
+            17 => Self::Leave(fields.word(8)?),
             18 => Self::MigrateId(fields.word(8)?),
-            13 | 16 | 17 | 19..=22 => return Err(EOPNOTSUPP),
+            13 | 19..=22 => return Err(EOPNOTSUPP),
             _ => return Err(EINVAL),
         })
     }

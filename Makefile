@@ -15,7 +15,7 @@ export CGO_ENABLED ?= 0
 export GOFLAGS := $(strip $(filter-out -trimpath,$(shell $(GO) env GOFLAGS)) -trimpath)
 
 # What each job needs beyond Go and gcc.
-CLIB_PACKAGES  := clang binutils linux-libc-dev libc6-dev libibverbs-dev libbpf-dev
+CLIB_PACKAGES  := clang binutils linux-libc-dev libc6-dev libibverbs-dev librdmacm-dev libbpf-dev
 LAB_PACKAGES   := runc iproute2 nftables util-linux procps
 BENCH_PACKAGES := iperf3
 PAPER_PACKAGES := iperf3 memcached nginx-light postgresql default-jre-headless

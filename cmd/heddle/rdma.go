@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"slices"
 	"strconv"
 
@@ -66,7 +67,8 @@ a list with a member for each node.`,
 func printRDMA(out io.Writer, list []nodeRDMA) error {
 	routers, devices := newTable("NODE", "ROUTER"), newTable("ENDPOINT", "GID", "SPIN", "QPS", "CQS", "MRS", "SHARED", "COPIED", "BY-TCP", "BY-CARD", "ERRORS")
 	pairs := newTable("ENDPOINT", "QPN", "PID", "TYPE", "STATE", "LOCAL", "PEER", "PATH", "MESSAGES", "SENT", "RECEIVED", "ERRORS")
-	qps := 0
+	ids := newTable("ENDPOINT", "CM-ID", "PID", "SPACE", "STATE", "LOCAL", "PEER", "QPN")
+	qps, cmIDs := 0, 0
 	for _, n := range list {
 		router := "no verbs plane"
 		if n.Router != nil {
@@ -83,10 +85,20 @@ func printRDMA(out io.Writer, list []nodeRDMA) error {
 			qps++
 			pairs.row(pairCells(q)...)
 		}
+		slices.SortFunc(n.CMIDs, func(a, b api.CMID) int {
+			return cmp.Or(cmp.Compare(a.Endpoint, b.Endpoint), cmp.Compare(a.PID, b.PID), cmp.Compare(a.ID, b.ID))
+		})
+		for _, id := range n.CMIDs {
+			cmIDs++
+			ids.row(idCells(id)...)
+		}
 	}
 	tables := []*table{routers, devices}
 	if qps > 0 {
 		tables = append(tables, pairs)
+	}
+	if cmIDs > 0 {
+		tables = append(tables, ids)
 	}
 	for i, t := range tables {
 		if i > 0 {
@@ -99,6 +111,20 @@ func printRDMA(out io.Writer, list []nodeRDMA) error {
 		}
 	}
 	return nil
+}
+
+func idCells(id api.CMID) []string {
+	end := func(a netip.AddrPort) string {
+		if !a.IsValid() {
+			return ""
+		}
+		return a.String()
+	}
+	qpn := ""
+	if id.QPN != 0 {
+		qpn = strconv.FormatUint(uint64(id.QPN), 10)
+	}
+	return []string{id.Endpoint, strconv.FormatUint(uint64(id.ID), 10), strconv.Itoa(id.PID), id.Space, id.State, end(id.Local), end(id.Peer), qpn}
 }
 
 func deviceCells(d api.RDMADevice) []string {

@@ -15,6 +15,7 @@ type RDMA struct {
 	// Devices are those of this node's endpoints that want verbs.
 	Devices    []RDMADevice `json:"devices"`
 	QueuePairs []QueuePair  `json:"queue_pairs"`
+	CMIDs      []CMID       `json:"cm_ids"`
 }
 
 // RDMAPath is a way that bytes of queue pairs take.
@@ -76,6 +77,25 @@ type QueuePair struct {
 	LastError string `json:"last_error,omitempty"`
 }
 
+// CMID is an id of RDMA-CM, as the router has it.
+type CMID struct {
+	Endpoint string `json:"endpoint"`
+	// ID is its number in the event channel.
+	ID  uint32 `json:"id"`
+	PID int    `json:"pid"` // as that of a QueuePair
+	// Space is TCP, UDP, IPOIB or IB.
+	Space string `json:"space"`
+	// State is idle, bound, address-resolved, route-resolved, listening, connecting, requested,
+	// answered, accepted, connected, disconnecting or ended.
+	State string `json:"state"`
+	// Local and Peer are absent as long as the program has not said them.
+	Local netip.AddrPort `json:"local,omitzero"`
+	Peer  netip.AddrPort `json:"peer,omitzero"`
+	// QPN and PeerQPN are its queue pairs, as the programs have said; 0: not yet.
+	QPN     uint32 `json:"qpn,omitempty"`
+	PeerQPN uint32 `json:"peer_qpn,omitempty"`
+}
+
 // Of gives what there is of one endpoint; "" stands for all.
 func (r RDMA) Of(endpoint string) RDMA {
 	if endpoint == "" {
@@ -83,6 +103,7 @@ func (r RDMA) Of(endpoint string) RDMA {
 	}
 	r.Devices = slices.DeleteFunc(slices.Clone(r.Devices), func(d RDMADevice) bool { return d.Endpoint != endpoint })
 	r.QueuePairs = slices.DeleteFunc(slices.Clone(r.QueuePairs), func(q QueuePair) bool { return q.Endpoint != endpoint })
+	r.CMIDs = slices.DeleteFunc(slices.Clone(r.CMIDs), func(id CMID) bool { return id.Endpoint != endpoint })
 	return r
 }
 
@@ -94,7 +115,7 @@ func (s *server) rdma(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	state.Devices, state.QueuePairs = orEmpty(state.Devices), orEmpty(state.QueuePairs)
+	state.Devices, state.QueuePairs, state.CMIDs = orEmpty(state.Devices), orEmpty(state.QueuePairs), orEmpty(state.CMIDs)
 	return s.write(w, state)
 }
 

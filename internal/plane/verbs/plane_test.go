@@ -412,6 +412,7 @@ func FuzzParse(f *testing.F) {
 	f.Add(endpointMessage(7, wanted, model.VerbsLimits{}))
 	f.Add(statisticsMessage(3, kindEndpoints, 0, make([]byte, endpointLen+8)))
 	f.Add(statisticsMessage(3, kindQPs, 9, make([]byte, qpLen)))
+	f.Add(statisticsMessage(3, kindIDs, 0, make([]byte, idLen)))
 	f.Add(head{kind: typeDrain}.append(nil))
 	f.Add(head{kind: typeReleased, endpoint: 7}.append(nil))
 	f.Add(acceptedMessage(7, wanted.Addr4(), wanted.Addr4()))
@@ -419,10 +420,13 @@ func FuzzParse(f *testing.F) {
 		m, err := parse(b)
 		if err == nil && m.kind == typeStatistics {
 			m.statistics.each(func(record []byte) {
-				if m.statistics.kind == kindEndpoints {
+				switch m.statistics.kind {
+				case kindEndpoints:
 					parseEndpoint(record)
-				} else {
+				case kindQPs:
 					parseQP(record)
+				default:
+					parseID(record)
 				}
 			})
 			return

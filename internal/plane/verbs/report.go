@@ -248,6 +248,12 @@ func (p *Plane) RDMA(ctx context.Context) (api.RDMA, error) {
 				out.QueuePairs = append(out.QueuePairs, q)
 			}
 		})
+		err = errors.Join(err, p.ask(ctx, kindIDs, func(_ *link, b []byte) {
+			number, id := parseID(b)
+			if id.Endpoint = names[number]; id.Endpoint != "" {
+				out.CMIDs = append(out.CMIDs, id)
+			}
+		}))
 		p.asking.Unlock()
 	}
 	if errors.Is(err, errNoRouter) {

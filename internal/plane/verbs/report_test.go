@@ -34,6 +34,9 @@ func (r *router) answerStats(asks int, endpoint func() []byte) {
 				next = 7
 			}
 		}
+		if kind == kindIDs {
+			record = idRecord()
+		}
 		r.say(statisticsMessage(tag, kind, next, record))
 	}
 }
@@ -52,6 +55,20 @@ func endpointStatistics(reasonsOf map[int]uint64, memory api.RDMATraffic) []byte
 	for _, v := range n {
 		b = binary.NativeEndian.AppendUint64(b, v)
 	}
+	return b
+}
+
+func idRecord() []byte {
+	b := make([]byte, idLen)
+	binary.NativeEndian.PutUint64(b, 5_000_000_009)
+	binary.NativeEndian.PutUint32(b[8:], 3)
+	binary.NativeEndian.PutUint32(b[12:], 99)
+	local := netip.MustParseAddr("10.244.0.2").As16()
+	copy(b[16:], local[:])
+	binary.NativeEndian.PutUint16(b[48:], 7471)
+	binary.NativeEndian.PutUint16(b[52:], 0x106)
+	b[54] = 4
+	binary.NativeEndian.PutUint32(b[56:], 17)
 	return b
 }
 
@@ -90,7 +107,7 @@ func TestReports(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		r.answerStats(3, func() []byte { return endpointStatistics(map[int]uint64{12: 6, 31: 5}, moved) })
+		r.answerStats(4, func() []byte { return endpointStatistics(map[int]uint64{12: 6, 31: 5}, moved) })
 	}()
 	state, err := n.plane.RDMA(t.Context())
 	<-done
@@ -105,6 +122,11 @@ func TestReports(t *testing.T) {
 		Peer: netip.MustParseAddr("10.244.1.2"), PeerNumber: 18, Path: api.RDMATCP, LastError: "REM_ACCESS_ERR", RDMATraffic: api.RDMATraffic{BytesSent: 99}}
 	if state.QueuePairs[0] != want {
 		t.Errorf("queue pair %+v, want %+v", state.QueuePairs[0], want)
+	}
+
+	listening := api.CMID{Endpoint: "n1/c1", ID: 3, PID: 99, Space: "TCP", State: "listening", Local: netip.MustParseAddrPort("10.244.0.2:7471"), QPN: 17}
+	if len(state.CMIDs) != 1 || state.CMIDs[0] != listening {
+		t.Errorf("ids %+v, want %+v", state.CMIDs, listening)
 	}
 
 	// Another router begins at 0.

@@ -16,6 +16,7 @@ type statisticsKind uint32
 const (
 	kindEndpoints statisticsKind = 1
 	kindQPs       statisticsKind = 2
+	kindIDs       statisticsKind = 3
 )
 
 const (
@@ -27,6 +28,7 @@ const (
 	reasonNumbers  = 32
 	endpointLen    = 8 * (1 + 2*quotas + 3*4 + 1 + reasonNumbers)
 	qpLen          = 96
+	idLen          = 64
 )
 
 // statistics is a STATISTICS. size is that of a record, which may be longer than this build knows.
@@ -52,7 +54,7 @@ func parseStatistics(b []byte) (s statistics, err error) {
 	count := binary.NativeEndian.Uint32(b[8:])
 	s.size = binary.NativeEndian.Uint32(b[12:])
 	s.records = b[statisticsHead:]
-	least := map[statisticsKind]uint32{kindEndpoints: endpointLen, kindQPs: qpLen}[s.kind]
+	least := map[statisticsKind]uint32{kindEndpoints: endpointLen, kindQPs: qpLen, kindIDs: idLen}[s.kind]
 	if uint64(count)*uint64(s.size) != uint64(len(s.records)) || count > 0 && (least == 0 || s.size < least) {
 		return s, fmt.Errorf("%w: statistics %d, %d records of %d bytes in %d", errMalformed, s.kind, count, s.size, len(s.records))
 	}
@@ -110,6 +112,10 @@ var (
 	paths    = []api.RDMAPath{api.RDMANone, api.RDMAMemory, api.RDMATCP, api.RDMACard}
 	qpTypes  = map[uint8]string{2: "RC", 3: "UC", 4: "UD"}
 	qpStates = []string{"RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"}
+	idSpaces = map[uint16]string{0x0002: "IPOIB", 0x0106: "TCP", 0x0111: "UDP", 0x013F: "IB"}
+	idStates = []string{
+		"idle", "bound", "address-resolved", "route-resolved", "listening", "connecting", "requested", "answered", "accepted", "connected", "disconnecting", "ended",
+	}
 	statuses = []string{
 		"", "LOC_LEN_ERR", "LOC_QP_OP_ERR", "LOC_EEC_OP_ERR", "LOC_PROT_ERR", "WR_FLUSH_ERR", "MW_BIND_ERR", "BAD_RESP_ERR", "LOC_ACCESS_ERR",
 		"REM_INV_REQ_ERR", "REM_ACCESS_ERR", "REM_OP_ERR", "RETRY_EXC_ERR", "RNR_RETRY_EXC_ERR", "LOC_RDD_VIOL_ERR", "REM_INV_RD_REQ_ERR",
@@ -143,4 +149,25 @@ func parseQP(b []byte) (number uint64, q api.QueuePair) {
 	q.RDMATraffic = l.traffic()
 	q.Errors = l.next()
 	return number, q
+}
+
+// parseID reads a record, which has at least idLen bytes. number is its endpoint's.
+func parseID(b []byte) (number uint64, id api.CMID) {
+	end := func(addr, port []byte) netip.AddrPort {
+		if a := netip.AddrFrom16([gidLen]byte(addr)).Unmap(); !a.IsUnspecified() || binary.NativeEndian.Uint16(port) != 0 {
+			return netip.AddrPortFrom(a, binary.NativeEndian.Uint16(port))
+		}
+		return netip.AddrPort{}
+	}
+	number = binary.NativeEndian.Uint64(b)
+	id.ID, id.PID = binary.NativeEndian.Uint32(b[8:]), int(binary.NativeEndian.Uint32(b[12:]))
+	id.Local, id.Peer = end(b[16:], b[48:]), end(b[32:], b[50:])
+	space := binary.NativeEndian.Uint16(b[52:])
+	var known bool
+	if id.Space, known = idSpaces[space]; !known {
+		id.Space = fmt.Sprint(space)
+	}
+	id.State = nameOf[string](idStates, b[54])
+	id.QPN, id.PeerQPN = binary.NativeEndian.Uint32(b[56:]), binary.NativeEndian.Uint32(b[60:])
+	return number, id
 }

@@ -2,10 +2,12 @@
 //! `docs/protocols/verbs-agent.md`.
 
 use verbs_protocol::agent::Message;
+use verbs_protocol::cm::Address;
 use verbs_protocol::ibv;
 use verbs_protocol::slots::Send;
 use verbs_protocol::statistics::{self, Path, REASONS, Reason, Traffic};
 
+use crate::cm::Id;
 use crate::objects::{Endpoint, Objects, Qp};
 use crate::remote::is_atomic;
 
@@ -118,10 +120,38 @@ impl Objects {
                 };
                 (size, fill(all, size, &mut records, encode))
             }
+            statistics::KIND_IDS => {
+                let size = statistics::ID;
+                let all = self.cm.table.iter_from(cursor);
+                let all =
+                    all.filter(|(_, _, i)| self.endpoints.get(i.endpoint).is_some_and(is_one));
+                let encode = |_, id: &Id, out: &mut Vec<u8>| self.id_record(id).encode(out);
+                (size, fill(all, size, &mut records, encode))
+            }
             _ => (1, 0),
         };
         let size = u32::try_from(size).unwrap_or(1);
         Message::Statistics { tag, endpoint, kind, cursor, size, records }
+    }
+
+    fn id_record(&self, id: &Id) -> statistics::Id {
+        let end = |a: Option<Address>| a.map_or(([0; 16], 0), |a| (a.gid, a.port));
+        let ((source, source_port), (destination, destination_port)) =
+            (end(id.source), end(id.destination));
+        let process = self.contexts.get(id.context).map(|c| c.process.pid());
+        statistics::Id {
+            endpoint: self.endpoints.get(id.endpoint).map_or(0, |e| e.number),
+            number: id.number,
+            pid: process.map_or(0, i32::unsigned_abs),
+            source,
+            destination,
+            source_port,
+            destination_port,
+            space: id.space,
+            state: id.state as u8,
+            qp: id.own.qp,
+            peer_qp: id.peer.qp,
+        }
     }
 
     fn record(&self, number: u32, qp: &Qp) -> statistics::Qp {

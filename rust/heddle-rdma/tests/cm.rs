@@ -12,7 +12,7 @@ use support::{
 };
 use verbs_protocol::agent::{Limits, Message as AgentMessage};
 use verbs_protocol::cm_message::{Message, What};
-use verbs_protocol::statistics::Reason;
+use verbs_protocol::statistics::{self, Reason};
 use verbs_protocol::wire::{self, Greeting, Header, Kind};
 use verbs_protocol::{abi, cm, ibv, plain};
 
@@ -654,4 +654,27 @@ fn hear_nothing(stream: &TcpStream) {
     let mut byte = [0];
     assert!(stream.peek(&mut byte).is_err());
     stream.set_nonblocking(false).unwrap();
+}
+
+#[test]
+fn the_agent_is_told_of_ids() {
+    let router = node();
+    let (a, b) = (Channel::open(&router, 1), Channel::open(&router, 2));
+    let listening = b.listen(5, cm::PS_TCP, 4000, 1);
+    let resolved = a.resolved(6, cm::PS_TCP, 2, 4000);
+    let ids = |n| {
+        let (records, _) = router.records(statistics::KIND_IDS, n);
+        records.iter().map(|r| statistics::Id::parse(r).unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!(ids(0).len(), 2);
+    let (of_a, of_b) = (ids(1), ids(2));
+    assert_eq!((of_a.len(), of_b.len()), (1, 1));
+    let (of_a, of_b) = (&of_a[0], &of_b[0]);
+    assert_eq!((of_b.endpoint, of_b.number, of_b.state), (2, listening, 4));
+    assert_eq!((of_b.source_port, of_b.space, of_b.qp), (4000, cm::PS_TCP, 0));
+    assert_eq!((of_a.endpoint, of_a.number, of_a.state), (1, resolved, 3));
+    assert_eq!((of_a.source, of_a.destination, of_a.destination_port), (gid(1), gid(2), 4000));
+    assert_eq!(of_a.pid, std::process::id());
+    a.destroy(resolved);
+    assert_eq!(ids(1), []);
 }

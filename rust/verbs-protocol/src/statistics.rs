@@ -13,6 +13,10 @@ pub const QP: usize = 96;
 pub const KIND_ENDPOINTS: u32 = 1;
 /// The kinds of STATS: queue pairs.
 pub const KIND_QPS: u32 = 2;
+/// Bytes of the record of an id of RDMA-CM.
+pub const ID: usize = 64;
+/// The kinds of STATS: ids of RDMA-CM.
+pub const KIND_IDS: u32 = 3;
 /// Quotas of an endpoint.
 pub const QUOTAS: usize = 10;
 /// Numbers of reasons.
@@ -184,6 +188,58 @@ impl Qp {
     }
 }
 
+/// The record of an id of RDMA-CM.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the page describes the fields")]
+pub struct Id {
+    pub endpoint: u64,
+    pub number: u32,
+    pub pid: u32,
+    pub source: Gid,
+    pub destination: Gid,
+    pub source_port: u16,
+    pub destination_port: u16,
+    pub space: u16,
+    pub state: u8,
+    pub qp: u32,
+    pub peer_qp: u32,
+}
+
+impl Id {
+    /// Adds the record to a message.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.endpoint.to_ne_bytes());
+        out.extend_from_slice(&self.number.to_ne_bytes());
+        out.extend_from_slice(&self.pid.to_ne_bytes());
+        out.extend_from_slice(&self.source);
+        out.extend_from_slice(&self.destination);
+        for number in [self.source_port, self.destination_port, self.space] {
+            out.extend_from_slice(&number.to_ne_bytes());
+        }
+        out.extend_from_slice(&[self.state, 0]);
+        out.extend_from_slice(&self.qp.to_ne_bytes());
+        out.extend_from_slice(&self.peer_qp.to_ne_bytes());
+    }
+
+    /// Reads a record, which may be longer than this version knows. `None` if it is shorter.
+    #[must_use]
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        let mut numbers = Numbers(bytes.get(..ID)?);
+        let endpoint = numbers.long()?;
+        let (number, pid) = (numbers.word()?, numbers.word()?);
+        let (source, destination) = (numbers.take()?, numbers.take()?);
+        let mut short = || numbers.take().map(u16::from_ne_bytes);
+        let (source_port, destination_port, space) = (short()?, short()?, short()?);
+        let [state, _] = numbers.take()?;
+        let (qp, peer_qp) = (numbers.word()?, numbers.word()?);
+        #[rustfmt::skip]
+        let record = Self {
+            endpoint, number, pid, source, destination, source_port, destination_port, space, state, qp, peer_qp,
+        };
+        Some(record)
+    }
+}
+
 struct Numbers<'a>(&'a [u8]);
 
 impl Numbers<'_> {
@@ -234,6 +290,23 @@ mod tests {
         endpoint.encode(&mut bytes);
         assert_eq!((bytes.len(), Endpoint::parse(&bytes)), (ENDPOINT, Some(endpoint)));
         assert_eq!(Endpoint::parse(&bytes[1..]), None);
+        let id = Id {
+            endpoint: 9,
+            number: 1,
+            pid: 2,
+            source: [3; 16],
+            destination: [4; 16],
+            source_port: 5,
+            destination_port: 6,
+            space: 7,
+            state: 8,
+            qp: 10,
+            peer_qp: 11,
+        };
+        let mut bytes = Vec::new();
+        id.encode(&mut bytes);
+        assert_eq!((bytes.len(), Id::parse(&bytes)), (ID, Some(id)));
+        assert_eq!(Id::parse(&bytes[1..]), None);
         let qp = Qp {
             endpoint: 9,
             number: 1,

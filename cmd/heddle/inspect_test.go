@@ -403,8 +403,13 @@ func inspectStacks() []nodeStacks {
 		c.Name, c.SHA256, c.Bytes = "westwood", "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef", 9000
 		return nodeStacks{node, api.Stacks{Profiles: []*stack.Profile{wan}, Congestion: []api.CongestionControl{c}, Endpoints: []api.EndpointStack{e}, Behind: []string{"n3"}}}
 	}
+	first := of("n1", api.CongestionControl{State: api.CongestionRegistered}, api.EndpointStack{Endpoint: "n1/c1", Profile: "wan", Stack: stack.Kernel, Settings: wan.Settings.String()})
+	use := api.StackUse{Processor: 1500 * time.Millisecond, Memory: 4096, Sockets: 1, Connections: 2, BytesSent: 1000, BytesReceived: 10, Retransmits: 3, SendQueue: 6, ReceiveQueue: 7, Dropped: 4, Refused: 5}
+	tenant := api.StackTenant{Endpoint: "n1/c2", Profile: "far", StackUse: use}
+	tenant.RTT = 1234567
+	first.Modules = []api.StackModule{{Stack: stack.Smoltcp, PID: 77, Ended: 1, StackUse: use, Tenants: []api.StackTenant{tenant}}}
 	return []nodeStacks{
-		of("n1", api.CongestionControl{State: api.CongestionRegistered}, api.EndpointStack{Endpoint: "n1/c1", Profile: "wan", Stack: stack.Kernel, Settings: wan.Settings.String()}),
+		first,
 		of("n2", api.CongestionControl{State: api.CongestionFailed, Error: "the kernel's verifier refuses it: invalid argument\nR1 !read_ok"},
 			api.EndpointStack{Endpoint: "n2/c1", Profile: "wan", Fault: "this kernel has no congestion control westwood"}),
 	}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -23,7 +24,8 @@ func newStackCmd() *cobra.Command {
 		Use:   "stack",
 		Short: "Say who runs the TCP of which containers, and how",
 		Long: `Shows the network's stack profiles, its own congestion controls, and which endpoint has which profile, with what a node
-cannot serve and why. Profiles are kept in the network's store: see docs/howto/stacks.md. With --output json: a list, one object a node.`,
+cannot serve and why, and what stack modules use: processor time, bytes of buffers, connections, and so on, since they began, for
+all and for each endpoint. Profiles are kept in the network's store: see docs/howto/stacks.md. With --output json: a list, one object a node.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			from, err := f.find(api.DefaultSocket, labRunFolder)
@@ -60,7 +62,7 @@ func askStacks(ctx context.Context, c *api.Client) (nodeStacks, error) {
 	return nodeStacks{status.Node.Name, st}, err
 }
 
-// printStacks prints three tables, those that have rows, and what is not as it should be.
+// printStacks prints four tables, those that have rows, and what is not as it should be.
 func printStacks(out io.Writer, list []nodeStacks) error {
 	if len(list) == 0 {
 		return nil
@@ -80,6 +82,7 @@ func printStacks(out io.Writer, list []nodeStacks) error {
 	}
 	congestion := newTable("CONGESTION", "NODE", "STATE", "BYTES", "SHA256")
 	endpoints := newTable("ENDPOINT", "NODE", "PROFILE", "STACK", "SETTINGS", "FAULT")
+	modules, tenants := newTable(append([]string{"MODULE", "NODE", "PID", "ENDED"}, useColumns...)...), 0
 	var notes []string
 	for _, n := range list {
 		for _, c := range n.Congestion {
@@ -91,6 +94,13 @@ func printStacks(out io.Writer, list []nodeStacks) error {
 		for _, e := range n.Endpoints {
 			endpoints.row(e.Endpoint, n.Node, e.Profile, cmp.Or(string(e.Stack), "refused"), e.Settings, e.Fault)
 		}
+		for _, m := range n.Modules {
+			modules.row(append([]string{string(m.Stack), n.Node, cmp.Or(zeroless(m.PID), "-"), fmt.Sprint(m.Ended)}, useOf(m.StackUse)...)...)
+			for _, t := range m.Tenants {
+				modules.row(append([]string{"  " + t.Endpoint, n.Node, "", ""}, useOf(t.StackUse)...)...)
+			}
+			tenants++
+		}
 		for _, fault := range n.Faults {
 			notes = append(notes, n.Node+": "+fault)
 		}
@@ -101,7 +111,7 @@ func printStacks(out io.Writer, list []nodeStacks) error {
 	for _, t := range []struct {
 		rows  int
 		table interface{ writeTo(io.Writer) error }
-	}{{1, profiles}, {len(first.Congestion), congestion}, {1, endpoints}} {
+	}{{1, profiles}, {len(first.Congestion), congestion}, {1, endpoints}, {tenants, modules}} {
 		if t.rows == 0 {
 			continue
 		}
@@ -118,6 +128,33 @@ func printStacks(out io.Writer, list []nodeStacks) error {
 		}
 	}
 	return nil
+}
+
+// useColumns are what is shown of what a module uses, useOf their values.
+var useColumns = []string{"PROCESSOR", "MEMORY", "CONNECTIONS", "SENT", "RECEIVED", "RETRANSMITS", "RTT", "SEND-QUEUE", "RECEIVE-QUEUE", "DROPPED", "REFUSED"}
+
+func useOf(u api.StackUse) []string {
+	rtt := "-"
+	if u.RTT != 0 {
+		rtt = u.RTT.Round(time.Microsecond).String()
+	}
+	out := []string{u.Processor.Round(time.Millisecond).String()}
+	for _, n := range []uint64{u.Memory, u.Connections, u.BytesSent, u.BytesReceived, u.Retransmits} {
+		out = append(out, fmt.Sprint(n))
+	}
+	out = append(out, rtt)
+	for _, n := range []uint64{u.SendQueue, u.ReceiveQueue, u.Dropped, u.Refused} {
+		out = append(out, fmt.Sprint(n))
+	}
+	return out
+}
+
+// zeroless gives a number as text, none for 0.
+func zeroless(n int) string {
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprint(n)
 }
 
 func settingNames(list []stack.Setting) string {

@@ -248,7 +248,12 @@ func serve(t *testing.T, agent Agent) *Client {
 
 func (a *fakeAgent) Stacks(context.Context) (Stacks, error) {
 	p := &stack.Profile{Name: "wan", Stack: stack.Kernel, Settings: stack.Settings{Congestion: "bbr", PacingRate: 12_000_000}}
-	return Stacks{Profiles: []*stack.Profile{p}, Endpoints: []EndpointStack{{Endpoint: "n1/c1", Profile: "wan", Stack: stack.Kernel, Settings: p.Settings.String()}}}, a.err
+	return Stacks{Profiles: []*stack.Profile{p}, Endpoints: []EndpointStack{{Endpoint: "n1/c1", Profile: "wan", Stack: stack.Kernel, Settings: p.Settings.String()}},
+		Modules: []StackModule{{Stack: stack.Smoltcp, PID: 7, Ended: 1, StackUse: StackUse{Processor: 1500 * time.Millisecond, Retransmits: 3, Dropped: 4, Refused: 5},
+			Tenants: []StackTenant{
+				{Endpoint: "n1/c1", Profile: "wan", StackUse: StackUse{Memory: 10, Connections: 2, SendQueue: 6, ReceiveQueue: 7}},
+				{Endpoint: "n1/c2", Profile: "wan", StackUse: StackUse{Memory: 1, Connections: 1}},
+			}}}}, a.err
 }
 
 func (a *fakeAgent) EditStacks(_ context.Context, edit StackEdit) ([]PolicyOutcome, error) {

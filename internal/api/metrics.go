@@ -101,12 +101,29 @@ var (
 		"Completions with an error of an endpoint's queue pairs, flushed ones excepted.", []string{"endpoint"}, nil)
 )
 
+// The metrics of stack modules. Profiles are as many as the store has.
+var (
+	stackUpDesc          = prometheus.NewDesc("heddle_stack_module_up", "1 while the stack module runs.", []string{"stack"}, nil)
+	stackEndedDesc       = prometheus.NewDesc("heddle_stack_module_ended_total", "Stack modules that have ended.", []string{"stack"}, nil)
+	stackProcessorDesc   = prometheus.NewDesc("heddle_stack_module_processor_seconds_total", "Processor time of the stack module.", []string{"stack"}, nil)
+	stackRetransmitsDesc = prometheus.NewDesc("heddle_stack_module_retransmits_total", "Segments that the stack module sent again.", []string{"stack"}, nil)
+	stackDroppedDesc     = prometheus.NewDesc("heddle_stack_module_dropped_total", "Packets that came and the stack module dropped.", []string{"stack"}, nil)
+	stackRefusedDesc     = prometheus.NewDesc("heddle_stack_module_refused_total", "What programs asked of the stack module and did not get.", []string{"stack"}, nil)
+	stackTenantsDesc     = prometheus.NewDesc("heddle_stack_module_endpoints", "Endpoints that the stack module has, by profile.", []string{"stack", "profile"}, nil)
+	stackMemoryDesc      = prometheus.NewDesc("heddle_stack_module_memory_bytes", "Memory of buffers in use, by profile.", []string{"stack", "profile"}, nil)
+	stackConnectionsDesc = prometheus.NewDesc("heddle_stack_module_connections", "Connections of the stack module, by profile.", []string{"stack", "profile"}, nil)
+	stackQueuedDesc      = prometheus.NewDesc("heddle_stack_module_queued_bytes", "Bytes that wait for the peer, or for the program, by profile.",
+		[]string{"stack", "profile", "direction"}, nil)
+)
+
 var descs = []*prometheus.Desc{
 	reasonDesc, endpointsDesc, peersDesc, directDesc, probesDesc, storeDesc, revisionDesc, listenersDesc, readersDesc, answeredDesc, continuedDesc, ioctlsDesc,
 	failedDesc, premadeDesc, batchesDesc, batchSocketsDesc, featureDesc, infoDesc, startedDesc, faultsDesc,
 	policiesDesc, policyRulesDesc, policyHealthyDesc, policyRevisionDesc, policyUpdateDesc, policyPairsDesc, policyCutDesc,
 	openedDesc, acceptedDesc, connectFailedDesc, closedDesc, brokenDesc, liveDesc, socketsDesc, portsDesc, sentDesc, receivedDesc, retransmitsDesc,
 	rdmaRouterDesc, rdmaEndedDesc, rdmaObjectsDesc, rdmaLimitDesc, rdmaPairsDesc, rdmaMessagesDesc, rdmaSentDesc, rdmaReceivedDesc, rdmaErrorsDesc,
+	stackUpDesc, stackEndedDesc, stackProcessorDesc, stackRetransmitsDesc, stackDroppedDesc, stackRefusedDesc, stackTenantsDesc, stackMemoryDesc,
+	stackConnectionsDesc, stackQueuedDesc,
 }
 
 // Observed is what the metrics are made of; an [Agent] is one.
@@ -114,6 +131,7 @@ type Observed interface {
 	Status(ctx context.Context) (Status, error)
 	Traffic(ctx context.Context) ([]model.Traffic, error)
 	RDMA(ctx context.Context) (RDMA, error)
+	Stacks(ctx context.Context) (Stacks, error)
 }
 
 // NewCollector turns what agent tells into Heddle's metrics, once a scrape. If it fails to tell, so
@@ -203,6 +221,39 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(rdmaRouterDesc, oneIf(err == nil && st.Router.State == RouterRuns))
 		counter(rdmaEndedDesc, st.Router.Ended)
 		collectRDMA(rdma, gauge, counter)
+	}
+	if stacks, err := c.agent.Stacks(ctx); err == nil {
+		collectStacks(stacks.Modules, gauge, counter)
+		for _, m := range stacks.Modules {
+			ch <- prometheus.MustNewConstMetric(stackProcessorDesc, prometheus.CounterValue, m.Processor.Seconds(), string(m.Stack))
+		}
+	}
+}
+
+// collectStacks gives the metrics of stack modules. One that has not answered has few.
+func collectStacks(modules []StackModule, gauge func(*prometheus.Desc, float64, ...string), counter func(*prometheus.Desc, uint64, ...string)) {
+	for _, m := range modules {
+		kind := string(m.Stack)
+		gauge(stackUpDesc, oneIf(m.PID != 0), kind)
+		counter(stackEndedDesc, m.Ended, kind)
+		counter(stackRetransmitsDesc, m.Retransmits, kind)
+		counter(stackDroppedDesc, m.Dropped, kind)
+		counter(stackRefusedDesc, m.Refused, kind)
+		use, tenants := make(map[string]StackUse), make(map[string]int)
+		for _, t := range m.Tenants {
+			u := use[t.Profile]
+			u.Memory, u.Connections = u.Memory+t.Memory, u.Connections+t.Connections
+			u.SendQueue, u.ReceiveQueue = u.SendQueue+t.SendQueue, u.ReceiveQueue+t.ReceiveQueue
+			use[t.Profile] = u
+			tenants[t.Profile]++
+		}
+		for profile, u := range use {
+			gauge(stackTenantsDesc, float64(tenants[profile]), kind, profile)
+			gauge(stackMemoryDesc, float64(u.Memory), kind, profile)
+			gauge(stackConnectionsDesc, float64(u.Connections), kind, profile)
+			gauge(stackQueuedDesc, float64(u.SendQueue), kind, profile, "send")
+			gauge(stackQueuedDesc, float64(u.ReceiveQueue), kind, profile, "receive")
+		}
 	}
 }
 

@@ -39,6 +39,11 @@ func TestMetrics(t *testing.T) {
 		"heddle_policies 3", "heddle_policy_rules 8", "heddle_policy_healthy 0", "heddle_policy_revision 16",
 		"heddle_policy_update_seconds 1.5", "heddle_policy_pairs 6", "heddle_policy_cut_total 11",
 		`heddle_faults{reason="endpoint_not_restored"} 2`, `heddle_faults{reason="limits_not_restored"} 1`, `heddle_faults{reason="limits_tighter"} 0`,
+		`heddle_stack_module_up{stack="smoltcp"} 1`, `heddle_stack_module_ended_total{stack="smoltcp"} 1`, `heddle_stack_module_processor_seconds_total{stack="smoltcp"} 1.5`,
+		`heddle_stack_module_retransmits_total{stack="smoltcp"} 3`, `heddle_stack_module_dropped_total{stack="smoltcp"} 4`, `heddle_stack_module_refused_total{stack="smoltcp"} 5`,
+		`heddle_stack_module_endpoints{profile="wan",stack="smoltcp"} 2`, `heddle_stack_module_memory_bytes{profile="wan",stack="smoltcp"} 11`,
+		`heddle_stack_module_connections{profile="wan",stack="smoltcp"} 3`, `heddle_stack_module_queued_bytes{direction="send",profile="wan",stack="smoltcp"} 6`,
+		`heddle_stack_module_queued_bytes{direction="receive",profile="wan",stack="smoltcp"} 7`,
 		`heddle_feature{feature="bpf_lsm"} 0`, `heddle_agent_info{node="n1",version="0.1.0"} 1`,
 	}
 	for i, r := range names.Reasons {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"time"
 
 	"heddle.dev/heddle/internal/stack"
 )
@@ -20,6 +21,8 @@ type Stacks struct {
 	Congestion []CongestionControl `json:"congestion"`
 	// Endpoints are those of this node that a profile selects, by name.
 	Endpoints []EndpointStack `json:"endpoints"`
+	// Modules are the node's stack modules that an endpoint has wanted.
+	Modules []StackModule `json:"modules,omitempty"`
 	// Faults are profiles and congestion controls in the store that this agent does not understand.
 	Faults []string `json:"faults,omitempty"`
 	// Behind names nodes whose agents are of an earlier build, which does not know stack profiles.
@@ -61,6 +64,40 @@ type EndpointStack struct {
 	Settings string `json:"settings,omitempty"`
 	// Fault is why the node cannot serve the profile as it stands.
 	Fault string `json:"fault,omitempty"`
+}
+
+// StackModule is a process that runs the TCP of endpoints, and what it uses.
+type StackModule struct {
+	Stack stack.Kind `json:"stack"`
+	PID   int        `json:"pid"`   // 0: it does not run
+	Ended uint64     `json:"ended"` // how many before it did, since the agent has run
+	StackUse
+	Tenants []StackTenant `json:"tenants"` // by name
+}
+
+// StackTenant is what a module uses for one endpoint.
+type StackTenant struct {
+	Endpoint string `json:"endpoint"`
+	Profile  string `json:"profile,omitempty"` // empty: it has another one by now
+	StackUse
+}
+
+// StackUse is what a module has used since it began, and has now.
+type StackUse struct {
+	Processor     time.Duration `json:"processor_ns"`
+	Memory        uint64        `json:"memory_bytes"` // of buffers, as much as was used
+	Sockets       uint64        `json:"sockets"`      // bound ones and listeners
+	Connections   uint64        `json:"connections"`
+	BytesSent     uint64        `json:"sent_bytes"`
+	BytesReceived uint64        `json:"received_bytes"`
+	Retransmits   uint64        `json:"retransmits"`
+	// RTT is the mean of a tenant's connections, smoothed; 0: none was measured, or there are more
+	// than 1,024.
+	RTT          time.Duration `json:"rtt_ns,omitempty"`
+	SendQueue    uint64        `json:"send_queue_bytes"`    // not acknowledged
+	ReceiveQueue uint64        `json:"receive_queue_bytes"` // not yet in the program's socket
+	Dropped      uint64        `json:"dropped"`             // packets that came
+	Refused      uint64        `json:"refused"`             // what programs asked for
 }
 
 // StackEdit is a set of changes, made in one step or not at all. What is put replaces what has the

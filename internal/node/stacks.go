@@ -232,8 +232,16 @@ func (s *stacker) await(ctx context.Context, holds func(store.State) bool) error
 // stacks answers what the API asks of stack profiles. It has no state of its own.
 type stacks struct{ *host }
 
-// Stacks lists the network's profiles and which of this node's endpoints has which.
-func (st *stacks) Stacks(context.Context) (api.Stacks, error) { return st.stacker.report(), nil }
+// Stacks lists the network's profiles, which of this node's endpoints has which, and its modules. A
+// module that says nothing is a fault, and no reason to say nothing of all else.
+func (st *stacks) Stacks(ctx context.Context) (api.Stacks, error) {
+	out := st.stacker.report()
+	var err error
+	if out.Modules, err = st.planes.StackModules(ctx); err != nil {
+		out.Faults = append(out.Faults, err.Error())
+	}
+	return out, nil
+}
 
 // EditStacks changes profiles in the store, and waits until this node's endpoints have what they
 // lead to.

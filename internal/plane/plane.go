@@ -177,6 +177,13 @@ type RDMA interface {
 	RDMA(ctx context.Context) (api.RDMA, error)
 }
 
+// StackReports is what a plane has besides that runs stack modules.
+type StackReports interface {
+	// StackModules says what they use. After an error what is given is right, and not all. Any
+	// goroutine may call it.
+	StackModules(ctx context.Context) ([]api.StackModule, error)
+}
+
 // Status is what a plane has besides that has members of its own in the status of the node.
 type Status interface {
 	// FillStatus sets these members. Any goroutine may call it.

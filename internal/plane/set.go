@@ -324,6 +324,18 @@ func (s Set) RDMA(ctx context.Context) (api.RDMA, error) {
 	return api.RDMA{}, nil
 }
 
+// StackModules implements StackReports.
+func (s Set) StackModules(ctx context.Context) (all []api.StackModule, err error) {
+	var errs []error
+	for _, p := range s {
+		if has, ok := p.(StackReports); ok {
+			list, err := has.StackModules(ctx)
+			all, errs = append(all, list...), append(errs, of(p, err))
+		}
+	}
+	return all, errors.Join(errs...)
+}
+
 // Services implements Services: they are the same in each plane that has them.
 func (s Set) Services() ([]model.Service, error) {
 	for _, p := range s {

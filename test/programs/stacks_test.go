@@ -3,6 +3,7 @@ package programs
 import (
 	"context"
 	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -18,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/netns"
 	"heddle.dev/heddle/internal/testutil"
 	"heddle.dev/heddle/test/lab"
@@ -268,6 +270,10 @@ func (l stacksLab) testLives(t *testing.T) {
 	if testutil.NoError(t, err); !strings.Contains(string(out), "stack") {
 		t.Errorf("the connection is not listed by its path:\n%s", out)
 	}
+	if m := l.module(); m.PID == 0 || len(m.Tenants) != 1 || m.Tenants[0].Endpoint != "n1/c1" || m.Tenants[0].Profile != "user-space" ||
+		m.Tenants[0].Connections == 0 || m.Tenants[0].RTT == 0 {
+		t.Errorf("the module uses %+v", m)
+	}
 	l.endAgent()
 	l.up()
 	testutil.NoError(t, first.echoes())
@@ -290,6 +296,19 @@ func (l stacksLab) testLives(t *testing.T) {
 	testutil.EventuallyTrue(t, "the program has ECONNRESET", func() bool {
 		return strings.Contains(server.Output(), fmt.Sprintf("ended %d", unix.ECONNRESET))
 	})
+}
+
+// module is what n1's agent says of its module.
+func (l stacksLab) module() api.StackModule {
+	l.Helper()
+	out, err := l.heddle(l.Context(), "stack", "--node", "n1", "--output", "json").Output()
+	testutil.NoError(l, err)
+	var nodes []api.Stacks
+	testutil.NoError(l, json.Unmarshal(out, &nodes))
+	if len(nodes) != 1 || len(nodes[0].Modules) != 1 {
+		l.Fatalf("want one module:\n%s", out)
+	}
+	return nodes[0].Modules[0]
 }
 
 // processes gives those whose arguments have a word.

@@ -59,6 +59,7 @@ type module struct {
 	link   *link         // that has been told of all tenants; nil: none
 	there  chan struct{} // closed when there is one
 	failed error         // why the last try to have one failed; nil: it did not
+	ended  uint64        // how many have
 }
 
 func newModules() map[stack.Kind]*module {
@@ -173,6 +174,7 @@ func (p *Plane) run(ctx context.Context, m *module) {
 		was := m.failed
 		if m.failed = err; ran {
 			m.failed = nil // it is there again before anybody is to have another stack
+			m.ended++
 		}
 		changed := (was == nil) != (m.failed == nil)
 		p.mu.Unlock()

@@ -82,6 +82,7 @@ type Plane struct {
 var _ interface {
 	plane.Plane
 	plane.Stacks
+	plane.StackReports
 } = (*Plane)(nil)
 
 // FaultModule says that the module does not run, or does not have an endpoint.

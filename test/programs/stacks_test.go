@@ -95,10 +95,21 @@ func (l stacksLab) must(where string, words ...string) string {
 	return string(out)
 }
 
+// run runs a program until the end of the test.
+func (l stacksLab) run(where string, words ...string) *lab.Program {
+	l.Helper()
+	p := lab.StartCommand(l, words[0], l.in(context.WithoutCancel(l.Context()), where, words...))
+	l.Cleanup(func() { // KILL would leave the program in the container
+		_ = p.Cmd.Process.Signal(syscall.SIGTERM) // or it has ended
+		p.WaitEnd()
+	})
+	return p
+}
+
 // start runs a program until the end of the test, and waits until somebody listens at a port.
 func (l stacksLab) start(where, port string, words ...string) *lab.Program {
 	l.Helper()
-	p := lab.StartCommand(l, words[0], l.in(context.WithoutCancel(l.Context()), where, words...))
+	p := l.run(where, words...)
 	defer func() {
 		if l.Failed() {
 			l.Logf("%s in %s: %s", words[0], where, p.Output())
@@ -147,6 +158,7 @@ func TestStacks(t *testing.T) {
 		t.Run("names", l.testNames)
 		t.Run("go", l.testGo)
 		t.Run("lives", l.testLives)
+		t.Run("gone", l.testGone)
 	})
 }
 
@@ -202,7 +214,7 @@ func (l stacksLab) testRedis(t *testing.T) {
 
 func (l stacksLab) testIperf(t *testing.T) {
 	l = l.with(t)
-	server := lab.StartCommand(t, "iperf3", l.in(context.WithoutCancel(t.Context()), "n1/c1", "iperf3", "-s", "--forceflush"))
+	server := l.run("n1/c1", "iperf3", "-s", "--forceflush")
 	server.WaitFor("Server listening")
 	for _, more := range [][]string{{}, {"-R"}, {"-P", "4"}} {
 		for _, where := range []string{"n1/c2", "n2/c1"} {
@@ -243,6 +255,9 @@ func (l stacksLab) connect(port int) (c held, err error) {
 		c.Conn, err = net.DialTimeout("tcp", at, 2*time.Second)
 		return err
 	})
+	if err == nil {
+		l.Cleanup(func() { _ = c.Close() }) // or it has ended
+	}
 	return c, err
 }
 
@@ -296,6 +311,26 @@ func (l stacksLab) testLives(t *testing.T) {
 	testutil.EventuallyTrue(t, "the program has ECONNRESET", func() bool {
 		return strings.Contains(server.Output(), fmt.Sprintf("ended %d", unix.ECONNRESET))
 	})
+}
+
+// testGone: without the profile the container's own stack has TCP again, once nothing is left at the
+// module.
+func (l stacksLab) testGone(t *testing.T) {
+	l = l.with(t)
+	l.start("n2/c1", "9003", "python3", filepath.Join(l.dir, "stack_echo.py"), "9003")
+	connects := func(mode string) bool {
+		program := fmt.Sprintf("import socket; socket.create_connection((%q, 9003), 1)", l.address("n2/c1"))
+		return l.in(t.Context(), "n1/c1"+mode, "python3", "-c", program).Run() == nil
+	}
+	if connects(" overlay") {
+		t.Error("processes that are not intercepted have TCP beside the module")
+	}
+	if out, err := l.heddle(t.Context(), "stack", "delete", "user-space").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for _, mode := range []string{"", " overlay"} {
+		testutil.Eventually(t, "a connect of n1/c1"+mode, func() (bool, string) { return connects(mode), fmt.Sprintf("%+v", l.module()) })
+	}
 }
 
 // module is what n1's agent says of its module.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -83,18 +84,33 @@ func (c *call) holdable(at netip.AddrPort) (h *held, other int, err error) {
 	return &held{id: n.ID, note: n, reuseAddress: reuse != 0}, other, nil
 }
 
-// ask asks the module for what it answers at once.
+// ask asks the module for what it answers at once. If it ends meanwhile, the next one is asked,
+// which has been told of all that the plane holds.
 func (c *call) ask(f func(context.Context, *link) error) error {
 	ctx, cancel := context.WithTimeout(c.p.ctx, moduleStarts+moduleAnswers)
 	defer cancel()
-	l, err := c.p.await(ctx, c.t.module)
-	if err == nil {
-		err = f(ctx, l)
+	var ended *link
+	for {
+		l, err := c.p.await(ctx, c.t.module)
+		if err == nil && l == ended { // it is not yet known that it has
+			select {
+			case <-time.After(pollOutcome):
+				continue
+			case <-ctx.Done():
+				return errModuleEnded
+			}
+		}
+		if err == nil {
+			err = f(ctx, l)
+		}
+		if errors.Is(err, context.DeadlineExceeded) {
+			return errModuleEnded
+		}
+		if ended != nil || !errors.Is(err, errModuleEnded) {
+			return err
+		}
+		ended = l
 	}
-	if errors.Is(err, context.DeadlineExceeded) {
-		err = errModuleEnded
-	}
-	return err
 }
 
 // askTwice is ask for what may be in the way of itself: a port of a socket that is closed.

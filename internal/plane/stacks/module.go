@@ -277,6 +277,7 @@ func (p *Plane) probe(ctx context.Context, m *module, l *link, ended <-chan stru
 			_ = unix.Kill(l.pid, unix.SIGKILL) // or it has just ended
 			return fmt.Errorf("%s, process %d, does not answer within %s and was killed", m.name, l.pid, moduleAnswers)
 		}
+		p.retireIdle(ctx, m, l)
 	}
 }
 

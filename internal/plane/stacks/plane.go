@@ -77,6 +77,8 @@ type Plane struct {
 	devices map[model.EndpointID]netcfg.EndpointDevice // of those that are attached
 	// tenants are those of both, and who were before and are still attached.
 	tenants map[model.EndpointID]*tenant
+	// retired is what was counted for attached endpoints that are tenants no more.
+	retired map[model.EndpointID]model.Traffic
 }
 
 var _ interface {
@@ -101,7 +103,7 @@ func (p *Plane) Declares() plane.Declaration { return Declaration }
 func Open(cfg Config) (*Plane, error) {
 	p := &Plane{
 		cfg: cfg, pairs: newPairs(), why: newReasons(), modules: newModules(),
-		tenants: map[model.EndpointID]*tenant{}, choices: map[model.EndpointID]stack.Choice{}, devices: map[model.EndpointID]netcfg.EndpointDevice{},
+		tenants: map[model.EndpointID]*tenant{}, retired: map[model.EndpointID]model.Traffic{}, choices: map[model.EndpointID]stack.Choice{}, devices: map[model.EndpointID]netcfg.EndpointDevice{},
 	}
 	p.ctx, p.stop = context.WithCancel(context.Background())
 	p.ids.Store(uint64(time.Now().UnixNano())) // ids are not given again by a later agent
@@ -182,6 +184,7 @@ func (p *Plane) begin(e model.Endpoint) {
 		return
 	}
 	t := newTenant(e, dev, p.modules[c.Stack])
+	t.counted.last = p.retired[e.ID]
 	t.configure(c)
 	p.tenants[e.ID] = t
 	p.mu.Unlock()
@@ -221,19 +224,12 @@ func (p *Plane) Detach(e model.Endpoint) error {
 	t := p.tenants[e.ID]
 	delete(p.tenants, e.ID)
 	delete(p.devices, e.ID)
+	delete(p.retired, e.ID)
 	p.mu.Unlock()
 	if t == nil {
 		return nil
 	}
-	t.end()
-	if l := p.current(t.module); l != nil {
-		m := protocol.Plain{Head: t.head(protocol.TypeTenantGone, 0)}
-		ctx, cancel := context.WithTimeout(p.ctx, moduleAnswers)
-		defer cancel()
-		_, _, _ = request[protocol.Plain, protocol.Plain](ctx, l, &m, &m.Head, -1) // or it goes with the next END
-	}
-	p.cfg.Faults.Clear(FaultModule, e.Name)
-	return p.cfg.StackModules.LeaveStackDevice(e)
+	return p.giveUp(p.current(t.module), t)
 }
 
 // tenantOf gives the tenant that an endpoint is; nil if it is none.

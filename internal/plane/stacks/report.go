@@ -32,6 +32,7 @@ func (p *Plane) Traffic(endpoints []model.Endpoint) ([]model.Traffic, error) {
 	for i, e := range endpoints {
 		t := p.tenantOf(e.ID)
 		if t == nil {
+			out[i] = p.countedOf(e.ID)
 			continue
 		}
 		l := p.current(t.module)

@@ -443,6 +443,63 @@ func TestOpened(t *testing.T) {
 	}
 }
 
+// TestAskedAgain: what a module that ends has not answered, the next one is asked.
+func TestAskedAgain(t *testing.T) {
+	p, m := &Plane{cfg: Config{Faults: &faults{}}}, newModules()[stack.Smoltcp]
+	p.ctx, p.stop = context.WithCancel(t.Context())
+	defer p.stop()
+	first, second := &link{closed: true}, &link{}
+	p.setLink(m, first)
+	var asked []*link
+	err := (&call{p: p, t: &tenant{module: m}}).ask(func(_ context.Context, l *link) error {
+		asked = append(asked, l)
+		if l == first {
+			time.AfterFunc(2*pollOutcome, func() { p.setLink(m, nil); p.setLink(m, second) })
+			return errModuleEnded
+		}
+		return nil
+	})
+	if err != nil || len(asked) != 2 || asked[1] != second {
+		t.Errorf("%v, asked %v", err, asked)
+	}
+}
+
+// TestRetired: an endpoint whose profile says otherwise is no tenant any more once it has nothing at
+// the module, and what was counted for it stays.
+func TestRetired(t *testing.T) {
+	tn := newTenant(model.Endpoint{ID: 7}, netcfg.EndpointDevice{}, newModules()[stack.Smoltcp])
+	tn.outgoing[1] = &outgoing{done: make(chan struct{})}
+	if tn.idle() {
+		t.Error("idle, with a connect under way")
+	}
+	close(tn.outgoing[1].done)
+	if !tn.idle() {
+		t.Error("not idle, with a connect that nobody asks about")
+	}
+	tn.held[2] = &held{}
+	if tn.idle() {
+		t.Error("idle, with a bound socket")
+	}
+	delete(tn.held, 2)
+	p := &Plane{
+		tenants: map[model.EndpointID]*tenant{7: tn}, retired: map[model.EndpointID]model.Traffic{}, cfg: Config{Faults: &faults{}, StackModules: &modules{}, Log: slog.New(slog.DiscardHandler)},
+	}
+	p.ctx, p.stop = context.WithCancel(t.Context())
+	defer p.stop()
+	p.retire(&link{closed: true}, tn, &protocol.Stats{Accepted: 3, Connections: 1, TimeWait: 1, BytesSent: 5})
+	if p.tenantOf(7) != nil {
+		t.Error("it is a tenant still")
+	}
+	if got := p.countedOf(7); got.Accepted != 3 || got.Closed != 3 || got.BytesSent != 5 || len(got.Live) != 0 {
+		t.Errorf("counted: %+v", got)
+	}
+	again := newTenant(model.Endpoint{ID: 7}, netcfg.EndpointDevice{}, newModules()[stack.Smoltcp])
+	again.counted.last = p.countedOf(7)
+	if got := again.count(9, &protocol.Stats{Accepted: 1, Connections: 1}); got.Accepted != 4 || got.Live[Path] != 1 {
+		t.Errorf("as a tenant again: %+v", got)
+	}
+}
+
 // TestServeStack: a node without the program, or whose module knows a setting not, cannot serve.
 func TestServeStack(t *testing.T) {
 	dir := t.TempDir()

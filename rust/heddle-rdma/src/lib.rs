@@ -43,6 +43,7 @@ mod commands;
 mod connect;
 mod control;
 mod datagrams;
+mod direct;
 mod ibverbs;
 mod link;
 mod local;

@@ -19,6 +19,7 @@ use verbs_protocol::{Gid, ibv};
 
 use crate::card::Carrier;
 use crate::connect::service_number;
+use crate::direct::Direct;
 use crate::objects::{Objects, Source};
 use crate::protection::{Protection, protects};
 use crate::sys;
@@ -127,6 +128,7 @@ pub(crate) struct Link {
     pub(crate) received: Vec<u8>,
     pub(crate) filled: usize,
     pub(crate) unsent: VecDeque<u8>,
+    pub(crate) direct: Direct,
     pub(crate) waits_for_room: bool,
     /// Since when datagrams find it full; none if half of that was sent since.
     pub(crate) full_since: Option<Instant>,
@@ -279,6 +281,7 @@ impl Objects {
             filled: 0,
             unsent: VecDeque::new(),
             waits_for_room: false,
+            direct: Direct::default(),
             full_since: None,
             deadline: None,
             sent: VecDeque::new(),

@@ -22,6 +22,9 @@ use crate::table::Table;
 /// processor's cache between the two copies.
 pub(crate) const CHUNK: usize = 64 * 1024;
 
+/// Pieces of which a connection takes bytes in one system call.
+pub(crate) const PARTS_MAX: usize = 8;
+
 /// The process whose memory a context names, or rather: the memory that it had when it connected.
 /// Should it execute another program, this memory is gone, and the other program's is not to be
 /// had.
@@ -376,6 +379,43 @@ impl Objects {
             self.copier = Some(copier);
         }
         loaded
+    }
+
+    /// Where the bytes of [`Objects::from`] are, if all are mapped, and in few pieces.
+    pub(crate) fn mapped_parts<'a>(
+        &self,
+        room: &'a mut [(*const u8, usize); PARTS_MAX],
+    ) -> Option<&'a [(*const u8, usize)]> {
+        for (part, piece) in room.get_mut(..self.from.len())?.iter_mut().zip(&self.from) {
+            let (at, length) = piece.place(0, piece.length)?;
+            *part = (at.cast_const(), length);
+        }
+        room.get(..self.from.len())
+    }
+
+    /// Gives the bytes of [`Objects::from`], which are mapped and at most a chunk, to a function,
+    /// from `skip` on.
+    pub(crate) fn load_rest(
+        self: &mut Box<Self>,
+        mut skip: usize,
+        mut take: impl FnMut(&mut Self, &[u8]),
+    ) {
+        let from = std::mem::take(&mut self.from);
+        let mut copier = self.copier.take().unwrap_or_else(Copier::new);
+        for piece in &from {
+            let passed = skip.min(piece.length);
+            skip -= passed;
+            let length = piece.length - passed;
+            if let Some(own) = copier.buffer.get_mut(..length).filter(|_| length > 0)
+                && let own = (own.as_mut_ptr(), length)
+                && piece.transfer(&self.worker, passed, own, false).is_ok()
+            {
+                take(self, &copier.buffer[..length]);
+            }
+        }
+        self.copier = Some(copier);
+        self.from = from;
+        self.from.clear();
     }
 
     /// Writes bytes to all of [`Objects::to`].

@@ -52,10 +52,14 @@ impl Objects {
         if self.awaits_card(handle) {
             return turn;
         }
-        let before = self.links.get(handle).map_or(0, |l| l.unsent.len());
+        let said = |l: &Link| l.unsent.len() + l.direct.written;
+        let before = self.links.get(handle).map_or(0, said);
         for _ in 0..WINDOW {
             let Some(link) = self.links.get(handle) else { return turn };
-            if link.unsent.len() >= SEND_HIGH || link.not_before.is_some_and(|at| at > now) {
+            if link.unsent.len() >= SEND_HIGH
+                || link.is_full()
+                || link.not_before.is_some_and(|at| at > now)
+            {
                 break;
             }
             if link.next < link.sent.len() {
@@ -67,7 +71,7 @@ impl Objects {
                 break;
             }
         }
-        let after = self.links.get(handle).map_or(0, |l| l.unsent.len());
+        let after = self.links.get(handle).map_or(0, said);
         turn.cost = i64::try_from(after.saturating_sub(before)).unwrap_or(0);
         self.push(handle);
         self.settle(number, handle);
@@ -174,14 +178,7 @@ impl Objects {
             self.from.clear();
             let (entries, entry) = (sent.send.entries(), |i| sent.send.entry(i));
             let loaded = gather(&self.regions, entries, entry, offset, n, usage, &mut self.from)
-                .and_then(|()| {
-                    self.load_own(n, |objects, bytes| {
-                        if let Some(link) = objects.links.get_mut(handle) {
-                            link.unsent.extend(header.encode());
-                            link.unsent.extend(bytes);
-                        }
-                    })
-                });
+                .and_then(|()| self.say_pieces(handle, &header, n));
             if loaded.is_err() {
                 let Some(link) = self.links.get_mut(handle) else { return false };
                 // What was begun of it stays without an end, which the end of the connection is.

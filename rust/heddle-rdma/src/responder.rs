@@ -301,7 +301,7 @@ impl Objects {
     pub(crate) fn respond_briefly(&mut self, handle: u32) -> Option<Response> {
         loop {
             let link = self.links.get_mut(handle)?;
-            if link.unsent.len() >= SEND_HIGH || link.phase == Phase::Closing {
+            if link.unsent.len() >= SEND_HIGH || link.is_full() || link.phase == Phase::Closing {
                 return None;
             }
             let response = link.responses.front().copied()?;
@@ -343,12 +343,7 @@ impl Objects {
             if n > 0 {
                 memory::find(&self.regions, key, at, n, usage, &mut self.from)?;
             }
-            self.load_own(n, |objects, bytes| {
-                if let Some(link) = objects.links.get_mut(handle) {
-                    link.unsent.extend(header.encode());
-                    link.unsent.extend(bytes);
-                }
-            })
+            self.say_pieces(handle, &header, n)
         });
         let Some(link) = self.links.get_mut(handle) else { return };
         if loaded.is_err() {

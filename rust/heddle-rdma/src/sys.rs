@@ -4,6 +4,7 @@
 use core::ffi::c_void;
 use std::fs::OpenOptions;
 use std::io;
+use std::net::TcpStream;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use unix_io::packets;
@@ -64,6 +65,30 @@ pub(crate) fn peer(socket: &OwnedFd) -> io::Result<(libc::pid_t, OwnedFd)> {
 pub(crate) fn open_memory(pid: libc::pid_t) -> io::Result<OwnedFd> {
     let memory = OpenOptions::new().read(true).write(true).open(format!("/proc/{pid}/mem"))?;
     Ok(memory.into())
+}
+
+/// Sends bytes that are in several places, as many as there is room for.
+///
+/// # Safety
+///
+/// The parts are mapped. Others may write to them meanwhile.
+pub(crate) unsafe fn send_parts(
+    stream: &TcpStream,
+    parts: &[(*const u8, usize)],
+) -> io::Result<usize> {
+    const MOST: usize = 16;
+    let mut vectors = [libc::iovec { iov_base: core::ptr::null_mut(), iov_len: 0 }; MOST];
+    for (vector, (at, length)) in vectors.iter_mut().zip(parts) {
+        *vector = libc::iovec { iov_base: at.cast_mut().cast(), iov_len: *length };
+    }
+    // SAFETY: a msghdr of zeros is a message of nothing.
+    let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
+    message.msg_iov = vectors.as_mut_ptr();
+    message.msg_iovlen = parts.len().min(MOST);
+    // SAFETY: the kernel reads the parts, which the caller vouches for.
+    unix_io::length(unsafe {
+        libc::sendmsg(stream.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL)
+    })
 }
 
 /// The device by which whoever has it makes a userfaultfd of its own memory that the kernel's

@@ -5,7 +5,7 @@ mod support;
 use std::os::fd::AsRawFd;
 
 use shared_ring::SharedMemory;
-use support::{Device, End, node, pair, readable, request, sending, sge};
+use support::{Device, End, Router, node, nodes, pair, readable, request, sending, sge};
 use verbs_protocol::{abi, ibv};
 
 /// Registers `bytes`, of which the memory begins `offset` bytes before the first one.
@@ -63,7 +63,17 @@ fn write(a: &mut End, from: &[u8], own: u32, to: &[u8], key: u32) {
 #[test]
 fn a_region_is_in_memory_where_it_lies_in_it_and_else_in_the_program() {
     let router = node();
-    let (mut a, mut b) = pair([&router, &router], ibv::QPT_RC, 64, |_| ());
+    regions_of_parts([&router, &router]);
+}
+
+#[test]
+fn it_is_so_between_nodes() {
+    let (here, there) = nodes();
+    regions_of_parts([&here, &there]);
+}
+
+fn regions_of_parts(routers: [&Router; 2]) {
+    let (mut a, mut b) = pair(routers, ibv::QPT_RC, 64, |_| ());
     let counted: Vec<u8> = (0..200_000_u32).map(|i| i.to_le_bytes()[0]).collect();
     let mut from = counted.clone();
     let own = a.device.register(a.pd, &mut from, 15).unwrap();
@@ -95,6 +105,42 @@ fn a_region_is_in_memory_where_it_lies_in_it_and_else_in_the_program() {
         b.device.object(abi::VERBS_DEREG_MR, key).unwrap();
     }
     b.device.object(abi::VERBS_DESTROY_MEMORY, memory).unwrap();
+}
+
+/// What is sent out of mapped memory faster than the connection takes it arrives in order.
+#[test]
+fn many_messages_of_mapped_memory_arrive_whole() {
+    let (here, there) = nodes();
+    let (mut a, mut b) = pair([&here, &there], ibv::QPT_RC, 64, |_| ());
+    let (_, own, from) = a.device.shared(a.pd, 1 << 20);
+    let mut to = vec![0_u8; 1 << 20];
+    let key = b.device.register(b.pd, &mut to, 15).unwrap();
+    for (i, byte) in (0..1 << 20).zip((0_u8..=250).cycle()) {
+        // SAFETY: `i` lies in the memory, which is mapped and this test's own.
+        let place = unsafe { from.as_ptr().byte_add(i) };
+        // SAFETY: as above.
+        unsafe { place.write_volatile(byte) };
+    }
+    let sent = bytes_of(&from);
+    for round in 0..40_usize {
+        to.fill(0);
+        // Large ones and small ones: the last one says that all are there.
+        for (i, length) in [1 << 20, 1, 5000, 4095, 300_000].into_iter().enumerate() {
+            let at = round * 7;
+            let length = length.min((1 << 20) - at);
+            let head = abi::verbs_send {
+                remote_address: to[at..].as_ptr() as u64,
+                rkey: key,
+                ..request(ibv::WR_RDMA_WRITE, i as u64)
+            };
+            let entry = (at as u64, u32::try_from(length).unwrap(), own);
+            a.send(&sending(head, &[entry]));
+        }
+        for i in 0..5 {
+            assert_eq!(a.sends.result(), (i, ibv::WC_SUCCESS));
+        }
+        assert_eq!(to[round * 7..], sent[round * 7..]);
+    }
 }
 
 #[test]

@@ -82,17 +82,15 @@ impl Objects {
         let head = current.send.head;
         let usage = self.remote(peer, ibv::ACCESS_REMOTE_WRITE);
         let usage = usage.ok_or(Pending::Failed(ibv::WC_REM_ACCESS_ERR))?;
-        if current.done == 0 && length > 0 {
-            // All of it, before a byte is written.
+        let with_imm = head.opcode == ibv::WR_RDMA_WRITE_WITH_IMM;
+        if current.done == 0 && length > 0 && (length > CHUNK as u64 || with_imm) {
+            // All of it, before a byte is written or a receive request taken. What goes in one step
+            // is looked at then.
             let all = usize::try_from(length).map_err(|_| Pending::Turn)?;
             let found = memory::check(&self.regions, head.rkey, head.remote_address, all, usage);
             found.map_err(|Fault| Pending::Failed(ibv::WC_REM_ACCESS_ERR))?;
         }
-        let receive = if head.opcode == ibv::WR_RDMA_WRITE_WITH_IMM {
-            Some(self.receive_for(peer)?)
-        } else {
-            None
-        };
+        let receive = if with_imm { Some(self.receive_for(peer)?) } else { None };
         let to = |objects: &mut Self, done, n| {
             let at = head.remote_address.checked_add(done).ok_or(Fault)?;
             memory::find(&objects.regions, head.rkey, at, n, usage, &mut objects.to)

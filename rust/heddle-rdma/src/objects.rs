@@ -157,6 +157,9 @@ impl Endpoint {
 
     /// When a send request may be taken, if not now.
     pub(crate) fn wait_to_send(&mut self) -> Option<Instant> {
+        if !self.requests.is_limited() {
+            return None;
+        }
         let until = self.requests.until(Instant::now());
         if until.is_some() && self.requests.begins_to_wait() {
             self.account.note(Reason::RateRequests);

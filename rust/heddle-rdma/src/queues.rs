@@ -45,19 +45,30 @@ impl Staged {
             if self.have == all && self.have > 0 {
                 break all;
             }
-            let mut copies = [Slot::default(); SLOTS_MAX];
-            let got = self.consumer.pop(&mut copies[..all - self.have])?;
+            // Most have one.
+            let got = if all - self.have == 1 {
+                self.take(&mut [Slot::default()])?
+            } else {
+                let mut copies = [Slot::default(); SLOTS_MAX];
+                self.take(&mut copies[..all - self.have])?
+            };
             if got == 0 {
                 return Ok(None);
-            }
-            for copy in &copies[..got] {
-                let at = self.have * SLOT;
-                self.bytes[at..at + SLOT].copy_from_slice(&copy.to_bytes());
-                self.have += 1;
             }
         };
         self.have = 0;
         Ok(Some(&self.bytes[..all * SLOT]))
+    }
+
+    /// Collects as many slots as there are and `copies` has room for.
+    fn take(&mut self, copies: &mut [Slot]) -> Result<usize, Dead> {
+        let got = self.consumer.pop(copies)?;
+        for copy in &copies[..got] {
+            let at = self.have * SLOT;
+            self.bytes[at..at + SLOT].copy_from_slice(&copy.to_bytes());
+            self.have += 1;
+        }
+        Ok(got)
     }
 
     /// Drops what is there now, and not what a program adds meanwhile without end.

@@ -21,8 +21,8 @@ use crate::sys;
 /// What a turn of one queue pair may cost, in bytes that are copied (deficit round robin: Shreedhar
 /// and Varghese, 1995). A turn may cost more by what was begun, and the next one has less then.
 pub(crate) const QUANTUM: i64 = 64 * 1024;
-/// What a request costs beside its bytes: two system calls and a completion take as long as this
-/// many bytes.
+/// What a request costs beside its bytes: it and its completion take as long as this many bytes of
+/// mapped memory, and two system calls for memory that is not mapped.
 pub(crate) const REQUEST_COST: i64 = 4096;
 /// Requests that a turn flushes.
 const FLUSHES: u32 = 16;
@@ -79,10 +79,6 @@ impl Told {
 }
 
 /// A receive request, taken for a message.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "it is taken apart at once, and a box would be allocated"
-)]
 pub(crate) enum Taken {
     Ready(Receive),
     /// None is there.

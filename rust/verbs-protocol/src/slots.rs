@@ -32,12 +32,40 @@ fn slots(field: u8) -> Option<usize> {
     (1..=SLOTS_MAX).contains(&count).then_some(count)
 }
 
+/// The bytes behind a request's head. Few are kept in place, so that a request is moved cheaply.
+#[derive(Clone, Debug)]
+struct Payload {
+    few: [u8; FEW],
+    /// All, if they are more.
+    many: Option<Box<[u8; PAYLOAD_MAX]>>,
+}
+
+/// Four entries.
+const FEW: usize = 64;
+
+impl Payload {
+    fn new(from: &[u8]) -> Self {
+        let (mut few, mut many) = ([0; FEW], None);
+        if let Some(room) = few.get_mut(..from.len()) {
+            room.copy_from_slice(from);
+        } else {
+            let all = many.insert(Box::new([0; PAYLOAD_MAX]));
+            all[..from.len()].copy_from_slice(from);
+        }
+        Self { few, many }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        self.many.as_ref().map_or(&self.few[..], |all| &all[..])
+    }
+}
+
 /// A send request.
 #[derive(Clone, Debug)]
 pub struct Send {
     /// The first slot, without its payload.
     pub head: verbs_send,
-    payload: [u8; PAYLOAD_MAX],
+    payload: Payload,
 }
 
 impl Send {
@@ -62,8 +90,7 @@ impl Send {
         let Some(from) = bytes.get(SEND_PAYLOAD..).filter(|_| good) else {
             return Err(head.wr_id);
         };
-        let mut payload = [0; PAYLOAD_MAX];
-        payload[..length].copy_from_slice(&from[..length]);
+        let payload = Payload::new(&from[..length]);
         Ok(Self { head, payload })
     }
 
@@ -76,7 +103,7 @@ impl Send {
     /// The inline data.
     #[must_use]
     pub fn inline(&self) -> &[u8] {
-        &self.payload[..self.head.inline_length as usize]
+        &self.payload.bytes()[..self.head.inline_length as usize]
     }
 
     /// How many entries there are.
@@ -88,7 +115,7 @@ impl Send {
     /// An entry, below [`Self::entries`].
     #[must_use]
     pub fn entry(&self, i: usize) -> verbs_sge {
-        entry(&self.payload, i)
+        entry(self.payload.bytes(), i)
     }
 
     /// Bytes of the message: at most 32 times 4 GiB.
@@ -107,7 +134,7 @@ pub struct Receive {
     /// What the program calls it.
     pub wr_id: u64,
     entries: usize,
-    payload: [u8; PAYLOAD_MAX],
+    payload: Payload,
 }
 
 impl Receive {
@@ -126,8 +153,7 @@ impl Receive {
         let Some(from) = bytes.get(RECEIVE_PAYLOAD..).filter(|_| good) else {
             return Err(head.wr_id);
         };
-        let mut payload = [0; PAYLOAD_MAX];
-        payload[..length].copy_from_slice(&from[..length]);
+        let payload = Payload::new(&from[..length]);
         Ok(Self { wr_id: head.wr_id, entries, payload })
     }
 
@@ -140,7 +166,7 @@ impl Receive {
     /// An entry, below [`Self::entries`].
     #[must_use]
     pub fn entry(&self, i: usize) -> verbs_sge {
-        entry(&self.payload, i)
+        entry(self.payload.bytes(), i)
     }
 
     /// Bytes that it has room for.
@@ -150,7 +176,7 @@ impl Receive {
     }
 }
 
-fn entry(payload: &[u8; PAYLOAD_MAX], i: usize) -> verbs_sge {
+fn entry(payload: &[u8], i: usize) -> verbs_sge {
     payload.get(i * SGE..(i + 1) * SGE).and_then(plain::read).unwrap_or_default()
 }
 

@@ -155,7 +155,7 @@ static int ioctl_arg(int fd, unsigned long what, void *arg)
 	long r;
 
 	if (!c)
-		return (int)result(call(SYS_ioctl, fd, what, arg));
+		return PLAIN(ioctl, SYS_ioctl, fd, what, arg);
 	r = lanes_readable(c, fd);
 	unuse(c);
 	if (failed(r))

@@ -36,6 +36,8 @@ const PROBE: u16 = u16::MAX;
 const PLACE: u16 = u16::MAX - 1;
 /// Completions of a pair that there may be at once.
 const COMPLETIONS: u32 = (SENDS + RECEIVES + 2 + PLACES) as u32;
+/// Completions that there is room for, of all pairs: cards can have millions, at 64 bytes each.
+const ALL_COMPLETIONS: u32 = 1 << 17;
 /// Batches of completions that are taken before others have their turn.
 const BATCHES: u32 = 8;
 
@@ -59,6 +61,7 @@ impl Card {
         let device = Device::open(name)?;
         let failed = |err: io::Error| format!("{name}: {err}");
         let (pairs, entries) = device.limits().map_err(failed)?;
+        let entries = entries.min(ALL_COMPLETIONS);
         let completions = Completions::new(&device, entries).map_err(failed)?;
         let port = device.port().map_err(failed)?;
         sys::set_nonblocking(&*device).map_err(failed)?;

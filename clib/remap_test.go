@@ -34,6 +34,13 @@ func TestRemap(t *testing.T) {
 	}
 }
 
+// TestRemapOff: a program whose environment says so keeps its pages.
+func TestRemapOff(t *testing.T) {
+	_, dirs := startRDMA(t, [4]byte{10, 9, 0, 1})
+	p := newPlace(t, dirs[0])
+	p.run("env", "HEDDLE_VERBS_REMAP=0", compileRemap(t), "off")
+}
+
 // TestRemapRouterEnds: memory that a router had mapped stays the program's when it ends.
 func TestRemapRouterEnds(t *testing.T) {
 	a, dirs := startRDMA(t, [4]byte{10, 9, 0, 1})

@@ -484,6 +484,8 @@ int main(int argc, char **argv)
 		changes();
 	else if (!strcmp(part, "gone"))
 		gone();
+	else if (!strcmp(part, "off"))
+		works(__LINE__, anonymous(16 * PAGE), 16 * PAGE, false);
 	else
 		IS(1, 0);
 	return 0;

@@ -35,6 +35,9 @@ var Rows = []Row{
 	{Mode: "smoltcp", Stack: stack.Smoltcp, Lab: true, Far: true, Shared: true, Without: map[string]string{
 		"crr": "its server closes connections and is told of them by epoll again, since other ends of the pair are open",
 	}},
+	{Mode: "netstack", Stack: stack.Netstack, Lab: true, Far: true, Without: map[string]string{
+		"crr": "a connect() that a signal interrupts ends with EISCONN when it is made again",
+	}},
 }
 
 // Profiled is the container of Heddle with a profile of settings that change nothing of what is

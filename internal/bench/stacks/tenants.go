@@ -20,6 +20,10 @@ import (
 // tenantCounts are how many containers of a node share one module at a time.
 var tenantCounts = []int{1, 4, 14}
 
+// tenantsMost are those of n1's containers that can share a module: the ones of the last row have a
+// process each, where they stay when their label changes.
+var tenantsMost = tenantCounts[len(tenantCounts)-1]
+
 // A run of tenants is measured after tenantsWarmUp.
 const (
 	tenantsWarmUp   = time.Second
@@ -96,8 +100,8 @@ func tenantsOf(ctx context.Context, s *session.Session, mode bench.Mode, to neti
 	return all, nil
 }
 
-// relabel gives all containers of n1 the profile of a row; undo gives those without one none again,
-// and the others their own.
+// relabel gives the containers of n1 that can share one the profile of a row; undo gives those
+// without one none again, and the others their own.
 func relabel(ctx context.Context, agent *api.Client, row int) (undo func(context.Context) error, err error) {
 	set := func(ctx context.Context, c int, value string) error {
 		request := api.LabelRequest{Set: map[string]string{label: value}}
@@ -107,11 +111,11 @@ func relabel(ctx context.Context, agent *api.Client, row int) (undo func(context
 		_, err := agent.LabelEndpoint(ctx, fmt.Sprintf("n1/c%d", c), request)
 		return err
 	}
-	for c := 1; c <= labContainers; c++ {
+	for c := 1; c <= tenantsMost; c++ {
 		err = errors.Join(err, set(ctx, c, fmt.Sprintf("row%d", row)))
 	}
 	return func(ctx context.Context) (err error) {
-		for c := 1; c <= labContainers; c++ {
+		for c := 1; c <= tenantsMost; c++ {
 			value := ""
 			if c > 2 {
 				value = fmt.Sprintf("row%d", (c-3)/2)

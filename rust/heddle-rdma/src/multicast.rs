@@ -12,6 +12,7 @@ use verbs_qp::Service;
 use crate::commands::{Answer, done, usable};
 use crate::datagrams::Way;
 use crate::objects::Objects;
+use crate::protection::{Protection, protects};
 use crate::requests::{Pending, REQUEST_COST, Step, Told};
 
 /// Memberships of an endpoint's queue pairs: each may cost who sends to the group a copy.
@@ -154,7 +155,7 @@ impl Objects {
         }
         let gid = other.gid_like(&way.source);
         match self.datagram_link(endpoint, way.source, gid) {
-            Err(()) => Ok(false),
+            Err(()) => Ok(!protects(Protection::Groups)),
             Ok(None) => Err(Pending::Peer),
             Ok(Some(link)) => Ok(self.links.get(link).is_some_and(|l| l.is_local)),
         }

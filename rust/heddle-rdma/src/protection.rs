@@ -32,6 +32,8 @@ pub(crate) enum Protection {
     Deadlines,
     /// How many objects an endpoint may have.
     Quotas,
+    /// Members of a multicast group get what policy lets pass to them.
+    Groups,
 }
 
 /// Whether a protection is in force: always, in the product.
@@ -51,5 +53,6 @@ pub(crate) fn protects(protection: Protection) -> bool {
         Protection::Turns => "turns",
         Protection::Deadlines => "deadlines",
         Protection::Quotas => "quotas",
+        Protection::Groups => "groups",
     })
 }

@@ -21,6 +21,7 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"math"
 	"net"
 	"os"
 	"sync"
@@ -54,6 +55,10 @@ func Run(path string) error {
 	if err := raiseDescriptorLimit(); err != nil {
 		return err
 	}
+	// What somebody has left open is not for tenants' processes.
+	if err := unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return fmt.Errorf("close descriptors in children: %w", err)
+	}
 	old := unix.Umask(0o177)
 	listener, err := net.Listen("unixpacket", path)
 	unix.Umask(old)
@@ -66,7 +71,7 @@ func Run(path string) error {
 		if err != nil {
 			return err
 		}
-		go h.serve(conn.(*net.UnixConn))
+		go h.serve(h.take(conn.(*net.UnixConn))) // in the order in which they came
 	}
 }
 
@@ -79,8 +84,8 @@ func raiseDescriptorLimit() error {
 	return unix.Setrlimit(unix.RLIMIT_NOFILE, &l) // Go undoes what it raised itself in children
 }
 
-// serve takes an agent in place of the one before, and hears it until it ends.
-func (h *host) serve(conn *net.UnixConn) {
+// take takes an agent in place of the one before.
+func (h *host) take(conn *net.UnixConn) *mailbox {
 	agent := newMailbox(conn)
 	h.mu.Lock()
 	before := h.agent
@@ -92,8 +97,13 @@ func (h *host) serve(conn *net.UnixConn) {
 	if before != nil {
 		before.close()
 	}
+	return agent
+}
+
+// serve hears an agent until it ends.
+func (h *host) serve(agent *mailbox) {
 	for agent.settle(mailMany) {
-		b, fds, err := receive(conn)
+		b, fds, err := receive(agent.conn)
 		if err != nil {
 			break
 		}

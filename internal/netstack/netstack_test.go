@@ -53,8 +53,8 @@ func start(t *testing.T) string {
 	path := filepath.Join(t.TempDir(), "socket")
 	go func() { _ = Run(path) }() // it ends with the tests
 	testutil.EventuallyTrue(t, "the module listens", func() bool {
-		_, err := os.Stat(path)
-		return err == nil
+		conn, err := net.Dial("unixpacket", path)
+		return err == nil && conn.Close() == nil
 	})
 	return path
 }
@@ -134,6 +134,23 @@ func (a *agent) tenant(number byte, device int) unix.Errno {
 	copy(m.Name[:], "tenant-"+strconv.Itoa(int(number)))
 	_, errno := ask[protocol.Plain](a, &m, device)
 	return errno
+}
+
+// hangUp waits until the module hangs up, which it does when it has lost a tenant. It is asked for
+// its counters again and again, as by an agent: so it sees that one hangs.
+func (a *agent) hangUp() {
+	a.Helper()
+	asks := protocol.Append(nil, &protocol.Plain{Head: a.head(protocol.TypeStats, 0, 0)})
+	for end := time.Now().Add(testutil.WaitTimeout); time.Now().Before(end); {
+		_, _, _ = a.conn.WriteMsgUnix(asks, nil, nil) // what comes of it is heard
+		testutil.NoError(a, a.conn.SetReadDeadline(time.Now().Add(200*time.Millisecond)))
+		if _, fds, err := receive(a.conn); err == nil {
+			closeAll(fds)
+		} else if !errors.Is(err, os.ErrDeadlineExceeded) {
+			return
+		}
+	}
+	a.Fatal("the module goes on without a tenant")
 }
 
 func (a *agent) listen(tenant, id uint64) netip.AddrPort {
@@ -224,16 +241,7 @@ func TestTenantsEndForThemselves(t *testing.T) {
 			from, to := a.connect(1, 2, 10)
 			its, _ := a.connect(3, 3, 20)
 			testutil.NoError(t, unix.Kill(processOf(t, 3), harm))
-			if harm == unix.SIGSTOP {
-				a.plain(protocol.TypeStats, 0) // by which it is seen
-			}
-			for {
-				if _, fds, err := receive(a.conn); err != nil {
-					break // so the agent comes back
-				} else {
-					closeAll(fds)
-				}
-			}
+			a.hangUp()
 			if _, err := its.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) {
 				t.Errorf("a connection of the tenant's: %v", err)
 			}

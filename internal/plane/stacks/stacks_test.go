@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -517,6 +518,13 @@ func TestServeStack(t *testing.T) {
 	for _, s := range []stack.Settings{{Congestion: "dctcp"}, {MSS: 1000}} {
 		if err := p.ServeStack(stack.Smoltcp, s); err == nil {
 			t.Errorf("%s is served", s)
+		}
+	}
+	testutil.NoError(t, os.WriteFile(filepath.Join(dir, programs[stack.Netstack].name), nil, 0o755))
+	testutil.NoError(t, p.ServeStack(stack.Netstack, stack.Settings{Congestion: "cubic", Processors: 0.5}))
+	for _, s := range []stack.Settings{{Congestion: "bbr"}, {Congestion: "none"}, {DelayedACK: stack.Duration(40 * time.Millisecond)}, {ECN: true}} {
+		if err := p.ServeStack(stack.Netstack, s); err == nil || !strings.Contains(err.Error(), "netstack") {
+			t.Errorf("%s: %v", s, err)
 		}
 	}
 	devices.none = unix.ENODEV

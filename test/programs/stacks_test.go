@@ -33,12 +33,9 @@ selector: {labels: {stack: user-space}}
 stack: %s
 `
 
-// stackPrograms are the modules' programs by what runs in them, and their sockets' names.
-var stackPrograms = map[string][2]string{"smoltcp": {"heddle-stack", "stack.sock"}, "netstack": {"heddle-netstack", "netstack.sock"}}
-
 // withEachStack runs a test in a lab whose n1/c1 has its TCP by smoltcp, and in one by netstack.
 func withEachStack(t *testing.T, test func(*testing.T, stacksLab)) {
-	for kind := range stackPrograms {
+	for _, kind := range []string{"smoltcp", "netstack"} {
 		t.Run(kind, func(t *testing.T) { test(t, newStacksLab(t, kind)) })
 	}
 }
@@ -310,12 +307,13 @@ func (l stacksLab) testLives(t *testing.T) {
 func (l stacksLab) outlives(c held, port int, what string, end func()) (next held) {
 	l.Helper()
 	end()
-	if err := c.echoes(); !errors.Is(err, unix.ECONNRESET) && !errors.Is(err, unix.EPIPE) {
+	var err error
+	testutil.EventuallyTrue(l, "its connection ends", func() bool { err = c.echoes(); return err != nil }) // with what the module has started
+	if !errors.Is(err, unix.ECONNRESET) && !errors.Is(err, unix.EPIPE) {
 		l.Errorf("connection of %s that was killed: %v", what, err)
 	}
 	began := time.Now()
-	testutil.EventuallyTrue(l, "the listener is there again", func() (is bool) {
-		var err error
+	testutil.EventuallyTrue(l, "the listener is there again", func() bool {
 		next, err = l.connect(port)
 		return err == nil && next.echoes() == nil
 	})
@@ -379,20 +377,15 @@ func (l stacksLab) process(words ...string) int {
 	return 0
 }
 
-func (l stacksLab) module() int {
-	l.Helper()
-	return l.process(stackPrograms[l.kind][0]+"\x00", "/"+l.name+"/n1/"+stackPrograms[l.kind][1])
-}
-
 func (l stacksLab) killModule() {
 	l.Helper()
-	testutil.NoError(l, unix.Kill(l.module(), unix.SIGKILL))
+	testutil.NoError(l, unix.Kill(l.module().PID, unix.SIGKILL))
 }
 
 // killTenant kills the process that netstack's module has for the container.
 func (l stacksLab) killTenant() {
 	l.Helper()
-	out, err := exec.CommandContext(l.Context(), "pgrep", "-P", strconv.Itoa(l.module())).Output()
+	out, err := exec.CommandContext(l.Context(), "pgrep", "-P", strconv.Itoa(l.module().PID)).Output()
 	testutil.NoError(l, err)
 	pid, err := strconv.Atoi(strings.TrimSpace(string(out)))
 	testutil.NoError(l, err)

@@ -216,7 +216,11 @@ func (p *Plane) serve(ctx context.Context, m *module, l *link) error {
 	defer l.close()
 	var heard error
 	ended := make(chan struct{}) // closed once heard is why nothing more is
-	go func() { heard = p.hear(l); close(ended) }()
+	go func() {
+		heard = p.hear(l)
+		close(ended)
+		l.close() // nobody waits for an answer any more
+	}()
 	defer func() { l.close(); <-ended }()
 	err := p.meet(ctx, m, l)
 	if err == nil {
@@ -260,6 +264,7 @@ func (p *Plane) setLink(m *module, l *link) {
 func (p *Plane) probe(ctx context.Context, m *module, l *link, ended <-chan struct{}) error {
 	tick := time.NewTicker(statsEvery)
 	defer tick.Stop()
+	var runs build
 	for {
 		select {
 		case <-ctx.Done():
@@ -270,7 +275,7 @@ func (p *Plane) probe(ctx context.Context, m *module, l *link, ended <-chan stru
 		}
 		q := protocol.Plain{Head: protocol.Head{Type: protocol.TypeStats}}
 		limit, cancel := context.WithTimeout(ctx, moduleAnswers)
-		_, _, err := request[protocol.Plain, protocol.Stats](limit, l, &q, &q.Head, -1)
+		s, _, err := request[protocol.Plain, protocol.Stats](limit, l, &q, &q.Head, -1)
 		cancel()
 		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
 			p.why.hangs.Add()
@@ -278,6 +283,12 @@ func (p *Plane) probe(ctx context.Context, m *module, l *link, ended <-chan stru
 			return fmt.Errorf("%s, process %d, does not answer within %s and was killed", m.name, l.pid, moduleAnswers)
 		}
 		p.retireIdle(ctx, m, l)
+		if err == nil {
+			if err := p.renew(m, l, &runs, &s); err != nil {
+				<-ended // until then it could be reached once more
+				return err
+			}
+		}
 	}
 }
 

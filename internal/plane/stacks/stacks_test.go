@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -498,6 +499,41 @@ func TestRetired(t *testing.T) {
 	again.counted.last = p.countedOf(7)
 	if got := again.count(9, &protocol.Stats{Accepted: 1, Connections: 1}); got.Accepted != 4 || got.Live[Path] != 1 {
 		t.Errorf("as a tenant again: %+v", got)
+	}
+}
+
+// TestRenewed: a module that runs another build than the one installed is ended, but not while
+// connections live, and not if only the file is another one.
+func TestRenewed(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	installed := filepath.Join(dir, programs[stack.Smoltcp].name)
+	cmd := exec.Command("sleep", "600")
+	testutil.NoError(t, cmd.Start())
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	t.Cleanup(func() { _ = cmd.Process.Kill() })
+	bytes, err := os.ReadFile(cmd.Path)
+	testutil.NoError(t, err)
+	p, m, b := &Plane{cfg: Config{Self: filepath.Join(dir, "heddled"), Log: slog.New(slog.DiscardHandler)}}, newModules()[stack.Smoltcp], build{}
+	l := &link{pid: cmd.Process.Pid}
+	testutil.NoError(t, os.WriteFile(installed, bytes, 0o755))
+	testutil.NoError(t, p.renew(m, l, &b, &protocol.Stats{}))
+	testutil.NoError(t, os.Remove(installed))
+	testutil.NoError(t, os.WriteFile(installed, append(bytes, 0), 0o755))
+	testutil.NoError(t, p.renew(m, l, &b, &protocol.Stats{Connections: 2, TimeWait: 1}))
+	select {
+	case <-ended:
+		t.Fatal("it is ended, with a connection")
+	default:
+	}
+	if err := p.renew(m, l, &b, &protocol.Stats{Connections: 1, TimeWait: 1}); err == nil {
+		t.Error("it stays, without a connection")
+	}
+	select {
+	case <-ended:
+	case <-time.After(testutil.WaitTimeout):
+		t.Error("it has not ended")
 	}
 }
 

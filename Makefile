@@ -28,7 +28,7 @@ CONFORMANCE_PACKAGES := libpython3.11-testsuite python3 gcc libc6-dev openssl st
 # Container engines that the tests start themselves, and what their containers have in them.
 ENGINE_PACKAGES := docker.io docker-compose iptables podman containerd containernetworking-plugins busybox-static
 # Emulated machines (test/machine).
-MACHINE_PACKAGES := qemu-system-x86 busybox-static cpio xz-utils kmod dash
+MACHINE_PACKAGES := qemu-system-x86 busybox-static cpio xz-utils zstd kmod dash
 DEB_PACKAGES := dpkg dpkg-dev xz-utils gzip git $(CLIB_PACKAGES)
 CHECK_PACKAGES := clang clang-format llvm libbpf-dev linux-libc-dev bindgen
 
@@ -60,6 +60,7 @@ help:
 	@echo "make test    every test, without and with root (root)"
 	@echo "make test-lsm  the second lock, on security hooks, in an emulated machine with a kernel that takes it (root)"
 	@echo "make test-rdma-card  RDMA with a card, emulated, in two emulated machines (root)"
+	@echo "make test-kernels  the core scenarios in emulated machines with Debian's kernels (root; a quarter of an hour each)"
 	@echo "make test-k8s  against a real Kubernetes, which it builds into $(OUT)/k8s/ (root; the first time 10 to 20 minutes)"
 	@echo "make test-docs  what the pages of docs/howto have their readers type, all of it, on hosts made for it (root; some minutes)"
 	@echo "make test-upgrade  agents replaced by these under load, from a build of commit REV (root)"
@@ -339,6 +340,17 @@ test-rdma-card: need-root machine build
 	cd rust && $(CARGO) build --release --locked --quiet -p heddle-rdma --example agent
 	HEDDLE_KERNEL=$$(ls -d $(CURDIR)/$(OUT)/kernel/linux-image-*.deb) HEDDLE_BIN=$(CURDIR)/$(BIN) HEDDLE_AGENT=$(CURDIR)/$(OUT)/rust/release/examples/agent \
 		$(GO) test ./test/card -count=1 -v -timeout 15m
+
+# The core scenarios on Debian's kernels: 6.1, and the newest that is to be had (docs/kernels.md). A quarter of an hour a kernel.
+KERNELS := linux-image-amd64 linux-image-6.12-amd64
+.PHONY: test-kernels
+test-kernels: need-root build test-packages machine
+	@mkdir -p $(OUT)/kernels && cd $(OUT)/kernels && for meta in $(KERNELS); do \
+		package=$$(apt-cache depends $$meta | sed -n 's/.*Depends: \(linux-image-[0-9].*\)/\1/p' | head -1); \
+		[ -n "$$package" ] || { echo "the package archive has no $$meta: KERNELS names others"; exit 1; }; \
+		[ -n "$$(ls $${package}_*.deb 2>/dev/null)" ] || apt-get download -qq $$package; \
+	done
+	HEDDLE_KERNELS="$$(ls -d $(CURDIR)/$(OUT)/kernels/linux-image-*.deb)" $(GO) test ./test/kernels -run TestKernels -count=1 -v -timeout 3h
 
 # Kubernetes, built from its modules: test/k8s/build/go.mod has the version. What is built is kept.
 K8S_PROGRAMS := kube-apiserver kube-controller-manager kube-scheduler kube-proxy kubelet kubectl

@@ -8,6 +8,7 @@ package machine
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -30,13 +31,19 @@ type Image struct {
 	// there, too; a program that is named here is found before an applet of its name. Scripts are
 	// run by dash.
 	Programs []string
+	// Root gives the machine all files of this one, read only: what it writes is in its own memory,
+	// and /tmp, /run and /var/lib are empty. Programs and Files are not needed then.
+	Root bool
 	// Files are files or folders of this machine by their paths in the emulated one. The libraries
 	// that a file needs are there, too.
 	Files map[string]string
 }
 
 // Built is an image in a folder, ready to boot.
-type Built struct{ kernel, initramfs string }
+type Built struct {
+	kernel, initramfs string
+	modules           string // those of the kernel, for a machine with Root
+}
 
 // Build makes the image in dir.
 func (i Image) Build(dir string) (Built, error) {
@@ -57,7 +64,11 @@ func (i Image) Build(dir string) (Built, error) {
 			return Built{}, fmt.Errorf("make the image of a machine: %w", err)
 		}
 	}
-	return Built{kernel: filepath.Join(dir, "vmlinux"), initramfs: filepath.Join(dir, "initramfs")}, nil
+	built := Built{kernel: filepath.Join(dir, "vmlinux"), initramfs: filepath.Join(dir, "initramfs")}
+	if i.Root {
+		built.modules = filepath.Join(dir, "kernel/lib/modules")
+	}
+	return built, nil
 }
 
 // addKernel takes the kernel and modules out of the package. The kernel is unpacked here: that an
@@ -85,26 +96,46 @@ func (i Image) addKernel(dir, root string) error {
 	if err := run("/sbin/depmod", "-b", tree, version); err != nil {
 		return err
 	}
-	return addModules(tree, version, root, i.Modules)
+	modules := i.Modules
+	if i.Root {
+		modules = append([]string{"virtio_pci", "9pnet_virtio", "9p", "overlay"}, modules...)
+	}
+	return addModules(tree, version, root, modules)
 }
 
-// xz is how an archive of it begins. Debian's kernels are packed so.
-var xz = []byte("\xfd7zXZ\x00")
+// decompressors are the programs that unpack a kernel, by how what they unpack begins.
+var decompressors = []struct{ magic, program, option string }{
+	{"\xfd7zXZ\x00", "xz", "--single-stream"},
+	{"\x28\xb5\x2f\xfd", "zstd", "--quiet"},
+}
 
-// unpack writes the ELF file that is packed in a kernel's boot image.
-func unpack(packed []byte, to string) error {
-	at := bytes.Index(packed, xz)
-	if at < 0 {
-		return errors.New("it is not packed by xz")
+// unpack writes the ELF file that is packed in a kernel's boot image, where the image's header says
+// (Documentation/arch/x86/boot.rst: setup_sects, payload_offset, payload_length). Four bytes at its
+// end are its length unpacked.
+func unpack(image []byte, to string) error {
+	if len(image) < 0x250 || string(image[0x202:0x206]) != "HdrS" {
+		return errors.New("it is no boot image of x86")
 	}
-	out, err := os.Create(to)
-	if err != nil {
-		return err
+	begin := (int(image[0x1f1])+1)*512 + int(binary.LittleEndian.Uint32(image[0x248:]))
+	length := int(binary.LittleEndian.Uint32(image[0x24c:]))
+	if length < 4 || begin+length > len(image) {
+		return errors.New("its header names no part of it")
 	}
-	defer out.Close()
-	cmd := exec.Command("xz", "--decompress", "--stdout", "--single-stream")
-	cmd.Stdin, cmd.Stdout = bytes.NewReader(packed[at:]), out
-	return cmd.Run()
+	packed := image[begin : begin+length-4]
+	for _, d := range decompressors {
+		if !bytes.HasPrefix(packed, []byte(d.magic)) {
+			continue
+		}
+		out, err := os.Create(to)
+		if err != nil {
+			return err
+		}
+		defer out.Close()
+		cmd := exec.Command(d.program, "--decompress", "--stdout", d.option)
+		cmd.Stdin, cmd.Stdout = bytes.NewReader(packed), out
+		return cmd.Run()
+	}
+	return fmt.Errorf("it is packed in a way that is not known here: it begins with %x", packed[:4])
 }
 
 // addModules copies modules with those that they need, and their order.
@@ -154,6 +185,48 @@ echo "code $?" >/dev/ttyS1
 poweroff -f
 `
 
+// rootScript is what the kernel runs in a machine with Root: it goes over to that, where systemScript
+// goes on. Modules are found there by those who need them.
+const rootScript = `#!/bin/busybox sh
+busybox=/bin/busybox
+$busybox mount -t proc proc /proc
+$busybox mount -t devtmpfs dev /dev
+for module in $($busybox cat /modules/order); do $busybox insmod /modules/$module || echo "machine: $module cannot be loaded"; done
+$busybox mkdir /layers
+$busybox mount -t tmpfs -o size=50% layers /layers
+$busybox mkdir /layers/lower /layers/upper /layers/work /layers/root
+shared="-t 9p -o trans=virtio,version=9p2000.L,ro,cache=loose,msize=262144"
+$busybox mount $shared root /layers/lower
+root=/layers/root
+$busybox mount -t overlay -o lowerdir=/layers/lower,upperdir=/layers/upper,workdir=/layers/work overlay $root
+$busybox mount -t tmpfs tmp $root/tmp
+$busybox mount -t tmpfs run $root/run
+$busybox mount -t tmpfs lib $root/var/lib
+$busybox mkdir -p $root/lib/modules
+$busybox mount $shared modules $root/lib/modules
+$busybox cp /script /system $root/run/
+$busybox mount --move /proc $root/proc
+$busybox mount --move /dev $root/dev
+exec $busybox switch_root $root /bin/sh /run/system
+`
+
+const systemScript = `export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin HOME=/root
+mount -t sysfs sysfs /sys
+mkdir -p /dev/shm /dev/pts
+mount -t tmpfs shm /dev/shm
+mount -t devpts pts /dev/pts
+mount -t securityfs securityfs /sys/kernel/security
+mount -t cgroup2 cgroup2 /sys/fs/cgroup
+mount -t bpf bpf /sys/fs/bpf
+ulimit -l unlimited
+ip link set lo up
+cd /root
+sh /run/script
+echo "code $?" >/dev/ttyS1
+echo o >/proc/sysrq-trigger
+exec sleep 60
+`
+
 func (i Image) addPrograms(_, root string) error {
 	if err := copyFile("/bin/busybox", filepath.Join(root, "usr/bin/busybox")); err != nil {
 		return err
@@ -167,8 +240,13 @@ func (i Image) addPrograms(_, root string) error {
 			return err
 		}
 	}
+	begin := initScript
+	if i.Root {
+		begin = rootScript
+	}
 	for path, text := range map[string]string{
-		"init":              initScript,
+		"init":              begin,
+		"system":            systemScript,
 		"etc/passwd":        "root:x:0:0:root:/root:/bin/sh\n",
 		"etc/group":         "root:x:0:\n",
 		"etc/hosts":         "127.0.0.1 localhost\n",

@@ -49,6 +49,11 @@ func (b Built) Run(ctx context.Context, script string, o Options) (code int, err
 	arguments := []string{"-accel", "tcg,thread=multi", "-cpu", "max", "-m", strconv.Itoa(max(o.Megabytes, 1024)), "-smp", strconv.Itoa(max(o.Processors, 1)),
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-serial", "stdio", "-serial", "file:" + end,
 		"-kernel", b.kernel, "-initrd", initramfs, "-append", kernelArguments + " " + o.Arguments}
+	if b.modules != "" {
+		for tag, path := range map[string]string{"root": "/", "modules": b.modules} {
+			arguments = append(arguments, "-virtfs", fmt.Sprintf("local,path=%s,mount_tag=%s,security_model=none,readonly=on,multidevs=remap", path, tag))
+		}
+	}
 	for i, link := range o.Links {
 		// ExtraFiles begin at descriptor 3. Each end of a cable has another number here, and by
 		// that another address.

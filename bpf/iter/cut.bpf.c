@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /* Ends the connections that policy forbids: run by the agent after each change of it. They write
- * one byte for each of them: 1 if it was ended, 0 if the kernel cannot. */
+ * one byte for each of them: 1 if it was ended, 0 if the kernel cannot (before Linux 6.5); those of
+ * a container's own namespace write a socket_record, by which the agent ends it then. */
 
 #include "include/abi/path.h"
 #include "include/count.h"
@@ -91,6 +92,24 @@ int end_over_quota(struct bpf_iter__tcp *ctx)
 	return 0;
 }
 
+/* Ends a socket of a container's own namespace. */
+static __always_inline void end_plain(struct bpf_iter__tcp *ctx, struct sock_common *sk, __u32 reason)
+{
+	struct tcp_sock *tcp = bpf_skc_to_tcp_sock(sk);
+	struct socket_record r = {};
+
+	if (!tcp)
+		return;
+	addresses_of(sk, &r.local, &r.remote);
+	r.local_port = bpf_htons(sk->skc_num);
+	r.remote_port = sk->skc_dport;
+	r.cookie = bpf_get_socket_cookie(tcp);
+	r.ifindex = sk->skc_bound_dev_if;
+	r.ended = destroy(sk);
+	count(reason);
+	bpf_seq_write(ctx->meta->seq, &r, sizeof(r));
+}
+
 /* opener_of for an iterator, which is no packet: nobody is heard of. */
 static __always_inline __u32 opener_seen(const struct flow_id *f)
 {
@@ -106,7 +125,6 @@ int cut_plain(struct bpf_iter__tcp *ctx)
 	struct sock_common *sk = ctx->sk_common;
 	struct flow_id flow = {}, other = {};
 	__u32 verdict, opener;
-	__u8 ended;
 
 	if (!sk || !has_policy())
 		return 0;
@@ -125,23 +143,9 @@ int cut_plain(struct bpf_iter__tcp *ctx)
 		opener = opener_seen(&other);
 		verdict = opener ? decide_opened(&other, opener) : VERDICT_ALLOW;
 	}
-	if (verdict == VERDICT_ALLOW)
-		return 0;
-	ended = destroy(sk);
-	if (ended)
-		count(REASON_CUT_POLICY);
-	bpf_seq_write(ctx->meta->seq, &ended, sizeof(ended));
+	if (verdict != VERDICT_ALLOW)
+		end_plain(ctx, sk, REASON_CUT_POLICY);
 	return 0;
-}
-
-/* Ends one socket, one record each. */
-static __always_inline void end_left(struct bpf_iter__tcp *ctx, struct sock_common *sk)
-{
-	__u8 ended = destroy(sk);
-
-	if (ended)
-		count(REASON_CUT_MIGRATED);
-	bpf_seq_write(ctx->meta->seq, &ended, sizeof(ended));
 }
 
 /* Ends what is left of the endpoint that leaves: sockets whose program has ended and that have yet
@@ -154,13 +158,18 @@ int cut_leaving(struct bpf_iter__tcp *ctx)
 {
 	struct sock_common *sk = ctx->sk_common;
 	struct sock_tag *tag;
+	__u8 ended;
 
 	if (!sk || sk->skc_state == BPF_TCP_CLOSE || sk->skc_state == BPF_TCP_TIME_WAIT ||
 	    sk->skc_state == BPF_TCP_NEW_SYN_RECV)
 		return 0;
 	tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
-	if (tag && tag->endpoint_id == leaving_endpoint)
-		end_left(ctx, sk);
+	if (!tag || tag->endpoint_id != leaving_endpoint)
+		return 0;
+	ended = destroy(sk);
+	if (ended)
+		count(REASON_CUT_MIGRATED);
+	bpf_seq_write(ctx->meta->seq, &ended, sizeof(ended));
 	return 0;
 }
 
@@ -173,6 +182,6 @@ int cut_leaving_plain(struct bpf_iter__tcp *ctx)
 	if (!sk || sk->skc_state == BPF_TCP_CLOSE || sk->skc_state == BPF_TCP_TIME_WAIT ||
 	    sk->skc_state == BPF_TCP_NEW_SYN_RECV)
 		return 0;
-	end_left(ctx, sk);
+	end_plain(ctx, sk, REASON_CUT_MIGRATED);
 	return 0;
 }

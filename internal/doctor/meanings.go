@@ -37,7 +37,7 @@ var meanings = map[string]meaning{
 	"bpf_loop":             {true, "the datapath, which walks over options and sets by it, does not load", "use Linux 5.17 or later"},
 	"bpf_tcp_iterator":     {true, "the datapath, which lists connections by it, does not load", "use Linux 5.9 or later with CONFIG_DEBUG_INFO_BTF=y"},
 	"bpf_storage_iterator": {true, "the datapath, which makes containers' /proc/net/tcp by it, does not load", "use Linux 5.9 or later with CONFIG_DEBUG_INFO_BTF=y"},
-	"bpf_sock_destroy":     {false, "connections cannot be ended from outside, as when a policy forbids them later", "use Linux 6.5 or later with CONFIG_DEBUG_INFO_BTF=y"},
+	"bpf_sock_destroy":     {false, "connections that policy forbids later are ended one by one (sock_destroy), which takes longer", "use Linux 6.5 or later with CONFIG_DEBUG_INFO_BTF=y"},
 	"sock_destroy": {false, "while a program holds the lock of its socket for ever, connections that policy forbids later, of all containers, are not ended",
 		"use a kernel with CONFIG_INET_DIAG_DESTROY=y, Linux 6.9 or later: earlier ones make who lists sockets (ss) wait for such a lock, too"},
 	"bpf_task_from_pid": {false, "socket() asks /proc who its caller is, which takes some 5 microseconds longer", "use Linux 6.10 or later"},

@@ -16,10 +16,11 @@ import (
 )
 
 // core are the scenarios that say whether Heddle works on a kernel, by theme: packages of test/,
-// each with a lab of two nodes.
+// each with a lab of two nodes. None of them measures time: limits are left out, since an emulated
+// machine is slower than what they are set to.
 var core = []struct{ theme, tests string }{
-	{"paths", "TestPaths|TestIPv6Paths|TestPods|TestSockets"},
-	{"policy", "TestPolicyPaths|TestPolicyCut|TestLimitEgress|TestLimitConnections"},
+	{"paths", "TestPaths|TestIPv6Paths|TestPods"},
+	{"policy", "TestPolicyPaths|TestPolicyCut"},
 	{"lifecycle", "TestRestart|TestUpgrade"},
 	{"sockets", "TestNamedPrograms"},
 }

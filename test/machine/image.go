@@ -185,8 +185,8 @@ echo "code $?" >/dev/ttyS1
 poweroff -f
 `
 
-// rootScript is what the kernel runs in a machine with Root: it goes over to that, where systemScript
-// goes on. Modules are found there by those who need them.
+// rootScript is what the kernel runs in a machine with Root: it goes over to that, where
+// systemScript goes on. Modules are found there by those who need them.
 const rootScript = `#!/bin/busybox sh
 busybox=/bin/busybox
 $busybox mount -t proc proc /proc

@@ -26,8 +26,8 @@ struct connection_record {
 	__u32 pad2;
 };
 
-/* A socket that is to be ended, or whose lock is held (iter/unlocked.bpf.c): what SOCK_DESTROY
- * wants to know of it. */
+/* A socket that is to be ended, or whose lock is held (iter/unlocked.bpf.c), or that is no node
+ * socket (cut_plain): what SOCK_DESTROY wants to know of it. */
 struct socket_record {
 	struct address local; /* as the kernel has it */
 	struct address remote;
@@ -37,7 +37,8 @@ struct socket_record {
 	__be16 local_port;
 	__be16 remote_port;
 	__u8 locked; /* a system call has its lock */
-	__u8 pad[3];
+	__u8 ended;  /* by the program that wrote this */
+	__u8 pad[2];
 };
 
 /* A descriptor that holds a socket of an endpoint in a process whose ioctls nobody traps

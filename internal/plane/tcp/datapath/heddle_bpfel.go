@@ -544,7 +544,8 @@ type heddleSocketRecord struct {
 	LocalPort  uint16
 	RemotePort uint16
 	Locked     uint8
-	Pad        [3]uint8
+	Ended      uint8
+	Pad        [2]uint8
 }
 
 type heddleStackDevice struct {

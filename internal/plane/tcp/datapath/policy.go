@@ -425,12 +425,20 @@ func (d *Datapath) CutLeavingPlain() (cut int, err error) {
 }
 
 func (d *Datapath) cutPlainWith(name string, program *ebpf.Program) (cut int, err error) {
-	results, err := d.iterateIn(name, program)
-	cut, failed := countEnded(results)
-	if err == nil && failed > 0 {
-		err = fmt.Errorf("the kernel cannot end %d (bpf_sock_destroy: Linux 6.5)", failed)
-	}
-	return cut, wrapCut(err)
+	raw, err := d.iterateIn(name, program)
+	errs := []error{err}
+	err = eachRecord(raw, func(s *heddleSocketRecord) {
+		var err error
+		if s.Ended == 0 { // before Linux 6.5 a program cannot
+			err = d.destroy(fmt.Sprintf("%s, socket %d", name, s.Cookie), s)
+		}
+		if err == nil {
+			cut++
+		} else if !errors.Is(err, unix.ENOENT) { // it has ended
+			errs = append(errs, err)
+		}
+	})
+	return cut, wrapCut(errors.Join(append(errs, err)...))
 }
 
 func wrapCut(err error) error {

@@ -55,7 +55,8 @@ func (d *Datapath) Locked() ([]netip.Addr, error) {
 
 // endPass runs a pass that ends sockets and says how many. If it is stuck at one, those that
 // unlocked lists are ended one by one: the error is lockwait.ErrStuck all the same, since a socket
-// that changes just then may be missed, and the one with the lock stays.
+// that changes just then may be missed, and the one with the lock stays. On kernels without
+// bpf_sock_destroy all are ended so.
 func (d *Datapath) endPass(name string, pass, unlocked *ebpf.Program) (ended int, err error) {
 	results, err := d.iterate(name, pass)
 	ended, failed := countEnded(results)
@@ -66,8 +67,9 @@ func (d *Datapath) endPass(name string, pass, unlocked *ebpf.Program) (ended int
 	if err != nil {
 		return ended, err
 	}
-	if failed > 0 {
-		return ended, fmt.Errorf("the kernel cannot end %d (bpf_sock_destroy: Linux 6.5)", failed)
+	if failed > 0 { // before Linux 6.5 a program cannot
+		n, err := d.endUnlocked(unlocked)
+		return ended + n, err
 	}
 	return ended, nil
 }

@@ -20,8 +20,7 @@ import (
 // tenantCounts are how many containers of a node share one module at a time.
 var tenantCounts = []int{1, 4, 14}
 
-// tenantsMost are those of n1's containers that can share a module: the ones of the last row have a
-// process each, where they stay when their label changes.
+// tenantsMost are those of n1's containers that share a module at most.
 var tenantsMost = tenantCounts[len(tenantCounts)-1]
 
 // A run of tenants is measured after tenantsWarmUp.
@@ -100,7 +99,7 @@ func tenantsOf(ctx context.Context, s *session.Session, mode bench.Mode, to neti
 	return all, nil
 }
 
-// relabel gives the containers of n1 that can share one the profile of a row; undo gives those
+// relabel gives so many containers of n1 the profile of a row; undo gives those
 // without one none again, and the others their own.
 func relabel(ctx context.Context, agent *api.Client, row int) (undo func(context.Context) error, err error) {
 	set := func(ctx context.Context, c int, value string) error {

@@ -90,15 +90,29 @@ func (h *handler) Answer(c *trap.Call) error {
 	}
 	// By a goroutine of its own: it may wait for a peer, and for the caller's memory.
 	on := &call{p: h.p, t: t, fd: fd, Deferred: c.Defer()}
-	go func() {
-		defer func() {
-			if on.fd >= 0 {
-				closeFD(on.fd)
-			}
-		}()
-		answers[on.Data().Nr](on)
-	}()
+	go on.answer()
 	return nil
+}
+
+// answer answers the call.
+func (c *call) answer() {
+	defer c.leaveFile()
+	t, err := c.p.startCall(c.t)
+	if err != nil {
+		c.end(0, err)
+		return
+	}
+	defer t.endCall()
+	c.t = t
+	answers[c.Data().Nr](c)
+}
+
+// leaveFile closes the program's end, unless that is done.
+func (c *call) leaveFile() {
+	if c.fd >= 0 {
+		closeFD(c.fd)
+	}
+	c.fd = -1
 }
 
 // wanted is what a socket() for TCP asks for.

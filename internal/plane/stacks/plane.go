@@ -136,8 +136,9 @@ func (p *Plane) ServeStack(kind stack.Kind, s stack.Settings) error {
 	return checkSettings(kind, s)
 }
 
-// SetStack implements plane.Stacks. An endpoint that had a module keeps what it has there, and goes
-// on with that one if it is to have another: its address leads to one device.
+// SetStack implements plane.Stacks. An endpoint that had a module keeps what it has there. If it is
+// to have another, that is at once if it has nothing there, and else goes on with the first one
+// until it has not: its address leads to one device.
 func (p *Plane) SetStack(e model.Endpoint, c stack.Choice) error {
 	p.announce.Lock()
 	defer p.announce.Unlock()
@@ -151,11 +152,16 @@ func (p *Plane) SetStack(e model.Endpoint, c stack.Choice) error {
 	p.mu.Unlock()
 	switch {
 	case t == nil:
-		p.begin(e)
+		p.beginWanted(e)
 	case !chosen:
 		t.active.Store(false)
 	case t.configure(c):
-		if l := p.current(t.module); l != nil {
+		l := p.current(t.module)
+		if l == nil {
+			break
+		}
+		p.retireUnused(p.ctx, l, t)
+		if p.tenantOf(e.ID) == t {
 			p.tell(l, t)
 		}
 	}
@@ -170,26 +176,40 @@ func (p *Plane) Attach(e model.Endpoint, dev netcfg.EndpointDevice) error {
 	p.mu.Lock()
 	p.devices[e.ID] = dev
 	p.mu.Unlock()
-	p.begin(e)
+	p.beginWanted(e)
 	return nil
 }
 
-// begin makes an endpoint a tenant if it is to be one and is not. The caller holds announce.
-func (p *Plane) begin(e model.Endpoint) {
+// beginWanted makes an endpoint a tenant if it is to be one and is not. The caller holds announce.
+func (p *Plane) beginWanted(e model.Endpoint) {
 	p.mu.Lock()
+	t := p.wantedTenant(e)
+	p.mu.Unlock()
+	if t != nil {
+		p.begin(t)
+	}
+}
+
+// wantedTenant is the endpoint's as of its profile; nil if it is to be none, or is one. The caller
+// holds mu, and begins it.
+func (p *Plane) wantedTenant(e model.Endpoint) *tenant {
 	dev, attached := p.devices[e.ID]
 	c, chosen := p.choices[e.ID]
 	if !attached || !chosen || p.tenants[e.ID] != nil {
-		p.mu.Unlock()
-		return
+		return nil
 	}
 	t := newTenant(e, dev, p.modules[c.Stack])
 	t.counted.last = p.retired[e.ID]
 	t.configure(c)
 	p.tenants[e.ID] = t
-	p.mu.Unlock()
+	return t
+}
+
+// begin has a new tenant's calls be answered, by a module that knows it. The caller holds announce.
+func (p *Plane) begin(t *tenant) {
+	defer close(t.begun)
 	if err := p.adopt(t); err != nil {
-		p.cfg.Log.Error("listeners of an endpoint are lost with the agent before", "endpoint", e.Name, "err", err)
+		p.cfg.Log.Error("listeners of an endpoint are lost with the agent before", "endpoint", t.Name, "err", err)
 	}
 	p.wanted.Do(func() { p.tasks.Go(p.makePairs) })
 	t.module.wakeUp()

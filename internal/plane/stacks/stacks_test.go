@@ -355,17 +355,13 @@ func (p *played) hear(want uint32) protocol.Head {
 	}
 }
 
-// TestModuleIsToldAgain: a module is told of tenants, gets a device for those that it does not know,
-// and after its end another one is told of listeners, too. When a program closes one, it hears so.
-func TestModuleIsToldAgain(t *testing.T) {
-	dir, err := os.MkdirTemp("", "stacks") // t's own is too long for a socket's path
-	testutil.NoError(t, err)
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	t.Setenv("PATH", dir) // no module is found
-	played, notes := play(t, filepath.Join(dir, programs[stack.Smoltcp].socket), false), &modules{}
+// runPlane is a plane that runs until the end of the test.
+func runPlane(t *testing.T, dir string, notes *modules) (*Plane, *faults) {
+	t.Helper()
+	f := &faults{}
 	p, err := Open(Config{
 		StateDir: dir, Self: filepath.Join(dir, "heddled"), StackModules: notes, Traps: traps{}, Keeper: func() trap.Keeper { return nil }, StacksChanged: func() {},
-		Faults: &faults{}, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Faults: f, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
 	testutil.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -375,6 +371,18 @@ func TestModuleIsToldAgain(t *testing.T) {
 		cancel()
 		testutil.NoError(t, errors.Join(<-done, p.Close()))
 	})
+	return p, f
+}
+
+// TestModuleIsToldAgain: a module is told of tenants, gets a device for those that it does not know,
+// and after its end another one is told of listeners, too. When a program closes one, it hears so.
+func TestModuleIsToldAgain(t *testing.T) {
+	dir, err := os.MkdirTemp("", "stacks") // t's own is too long for a socket's path
+	testutil.NoError(t, err)
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	t.Setenv("PATH", dir) // no module is found
+	played, notes := play(t, filepath.Join(dir, programs[stack.Smoltcp].socket), false), &modules{}
+	p, _ := runPlane(t, dir, notes)
 	e := model.Endpoint{ID: 7, Name: "n1/c1", Addrs: []netip.Addr{netip.MustParseAddr("10.244.0.2")}, Created: time.Unix(5, 9)}
 	played.hear(protocol.TypeHello)
 	played.hear(protocol.TypeBegin)
@@ -500,6 +508,48 @@ func TestRetired(t *testing.T) {
 	if got := again.count(9, &protocol.Stats{Accepted: 1, Connections: 1}); got.Accepted != 4 || got.Live[Path] != 1 {
 		t.Errorf("as a tenant again: %+v", got)
 	}
+}
+
+// TestMoved: an endpoint whose profile names another module has that one at once, and as soon as its
+// last socket at the first one is closed; a call that comes meanwhile is the next one's.
+func TestMoved(t *testing.T) {
+	dir, err := os.MkdirTemp("", "stacks") // t's own is too long for a socket's path
+	testutil.NoError(t, err)
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	t.Setenv("PATH", dir)
+	smoltcp := play(t, filepath.Join(dir, programs[stack.Smoltcp].socket), false)
+	netstack := play(t, filepath.Join(dir, programs[stack.Netstack].socket), false)
+	p, f := runPlane(t, dir, &modules{})
+	for _, m := range []*played{smoltcp, netstack} {
+		m.hear(protocol.TypeHello)
+		m.hear(protocol.TypeBegin)
+		m.hear(protocol.TypeEnd)
+	}
+	has := func(kind stack.Kind) func() bool {
+		return func() bool { return p.tenantOf(7).module.kind == kind }
+	}
+	e := model.Endpoint{ID: 7, Name: "n1/c1", Addrs: []netip.Addr{netip.MustParseAddr("10.244.0.2")}, Created: time.Unix(5, 9)}
+	for _, kind := range Kinds {
+		testutil.EventuallyTrue(t, string(kind)+" is there", func() bool { return p.current(p.modules[kind]) != nil })
+	}
+	testutil.NoError(t, p.SetStack(e, stack.Choice{Profile: &stack.Profile{}, Stack: stack.Netstack}))
+	testutil.NoError(t, p.Attach(e, netcfg.EndpointDevice{}))
+	first := p.tenantOf(e.ID)
+	testutil.NoError(t, p.SetStack(e, stack.Choice{Profile: &stack.Profile{}, Stack: stack.Smoltcp}))
+	if !has(stack.Smoltcp)() || f.Has(FaultModule+"n1/c1") {
+		t.Fatal("an endpoint with nothing at its module stays there")
+	}
+	second, err := p.startCall(first)
+	if testutil.NoError(t, err); second != p.tenantOf(e.ID) {
+		t.Error("a call of before is not the new module's")
+	}
+	testutil.NoError(t, p.SetStack(e, stack.Choice{Profile: &stack.Profile{}, Stack: stack.Netstack}))
+	if !has(stack.Smoltcp)() || !f.Has(FaultModule+"n1/c1") {
+		t.Fatal("a module is left while it is asked for something")
+	}
+	second.endCall()
+	testutil.EventuallyTrue(t, "the endpoint has the other module", has(stack.Netstack))
+	testutil.EventuallyTrue(t, "the fault is over", func() bool { return !f.Has(FaultModule + "n1/c1") })
 }
 
 // TestRenewed: a module that runs another build than the one installed is ended, but not while

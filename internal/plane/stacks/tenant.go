@@ -34,6 +34,9 @@ type tenant struct {
 	sockets  [64]chan struct{}
 	blocking chan struct{}
 
+	// begun is closed once the module has been told of the tenant, if it runs.
+	begun chan struct{}
+
 	// joining is held by who uses ends, as above.
 	joining chan struct{}
 	ends    ends
@@ -48,6 +51,7 @@ type tenant struct {
 	// became of it, by id.
 	outgoing map[uint64]*outgoing
 	gone     bool
+	calls    int // that are being answered
 	settings stack.Settings
 	wanted   stack.Kind // what its profile says
 	counted  counted
@@ -79,7 +83,7 @@ type outgoing struct {
 const maxBlocking = 16
 
 func newTenant(e model.Endpoint, veth netcfg.EndpointDevice, m *module) *tenant {
-	t := &tenant{Endpoint: e, veth: veth, module: m, held: map[uint64]*held{}, outgoing: map[uint64]*outgoing{}, blocking: make(chan struct{}, maxBlocking), joining: make(chan struct{}, 1), ends: ends{-1, -1}}
+	t := &tenant{Endpoint: e, veth: veth, module: m, begun: make(chan struct{}), held: map[uint64]*held{}, outgoing: map[uint64]*outgoing{}, blocking: make(chan struct{}, maxBlocking), joining: make(chan struct{}, 1), ends: ends{-1, -1}}
 	for i := range t.sockets {
 		t.sockets[i] = make(chan struct{}, 1)
 	}
@@ -103,7 +107,7 @@ func (t *tenant) inPlace() error {
 	if t.wanted == t.module.kind {
 		return nil
 	}
-	return fmt.Errorf("%s runs its TCP until the container is started again: its profile says %s since then", t.module.kind, t.wanted)
+	return fmt.Errorf("%s runs its TCP until its sockets are closed: its profile says %s since then", t.module.kind, t.wanted)
 }
 
 // number is the tenant's at the module; generation tells it from earlier endpoints with its id.

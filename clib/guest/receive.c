@@ -58,6 +58,8 @@ static long drop(struct connection *c, int fd, uint64_t n, bool *end)
 
 		r = call(SYS_recvfrom, fd, bells, want, MSG_DONTWAIT, NULL, NULL);
 		*end = r == 0;
+		if (r < 0 && r != -EAGAIN)
+			c->sides->in.error = (int)r; /* the kernel tells it once */
 		if (r <= 0)
 			break;
 		dropped += (uint64_t)r;
@@ -163,7 +165,7 @@ static long leave(struct connection *c, int fd)
 	    atomic_load_explicit(&c->in->ended[d->epoch & 3].ring, memory_order_relaxed) != d->own)
 		return give_up(c, fd);
 	if ((uint64_t)drop(c, fd, bells, &end) < bells)
-		return end ? 0 : -EAGAIN;
+		return end ? 0 : d->error ? d->error : -EAGAIN;
 	follow(c);
 	return AGAIN;
 }
@@ -234,9 +236,15 @@ static long from_tcp(struct connection *c, int fd, struct buffers *b, int flags)
 		limit = left < limit ? left : limit;
 	}
 	if (queued == 0) {
-		r = probe(fd);
-		if (r <= 0 || writers_epoch(c) != epoch)
-			return r > 0 || writers_epoch(c) != epoch ? AGAIN : r;
+		r = d->error ? d->error : probe(fd);
+		if (writers_epoch(c) != epoch) {
+			if (r < 0 && r != -EAGAIN)
+				d->error = (int)r; /* what came before it comes first */
+			return AGAIN;
+		}
+		d->error = 0;
+		if (r <= 0)
+			return r;
 		limit = 1; /* it has come since, or urgent bytes keep more from being counted */
 	}
 	r = receive_native(fd, b, limit, flags);
@@ -264,19 +272,27 @@ static bool waits(int fd, int flags)
 	return set >= 0 && !(set & O_NONBLOCK);
 }
 
+/* Goes on into the next epoch while there is more: programs that wait for edges take a call that
+ * gives less than they wanted for the last one. */
 static long step(struct connection *c, int fd, struct buffers *b, int flags)
 {
 	struct direction *d = &c->sides->in;
-	long r = AGAIN;
+	long r = AGAIN, got = 0;
+	bool on = true;
 
 	if (!lock_direction(d))
 		return -EAGAIN;
-	for (int i = 0; r == AGAIN && i < MANY_STEPS; i++)
+	for (int i = 0; on && i < MANY_STEPS; i++) {
 		r = atomic_load(&c->sides->broken) ? -ECONNRESET
 		    : d->epoch & 1                 ? from_ring(c, fd, b, flags)
 		                                   : from_tcp(c, fd, b, flags);
+		got += r > 0 ? r : 0;
+		on = r == AGAIN || (r > 0 && b->left && !(flags & MSG_PEEK) && moved(c));
+	}
+	if (got && r < 0 && r != -EAGAIN && r != AGAIN)
+		d->error = (int)r; /* for the next call */
 	unlock_direction(d);
-	return r;
+	return got ? got : r;
 }
 
 long lanes_receive(struct connection *c, int fd, struct buffers *b, int flags)

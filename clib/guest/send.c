@@ -195,7 +195,7 @@ static long send_native(struct connection *c, int fd, struct buffers *b, int fla
 }
 
 /* One step: gives how many bytes went, or -errno; 0 that nothing did and another step is due. */
-static long step(struct connection *c, int fd, struct buffers *b, int flags, bool some)
+static long step(struct connection *c, int fd, struct buffers *b, int flags)
 {
 	struct direction *d = &c->sides->out;
 	bool first = false;
@@ -217,13 +217,10 @@ static long step(struct connection *c, int fd, struct buffers *b, int flags, boo
 		return 0;
 	}
 	if (r == FULL) {
-		bool waits = !never_waits(fd, flags);
-
-		if (wait_for_room(c, waits))
-			return 0;
-		if (some && !waits)
-			return -EAGAIN;
-		leave_ring(c);
+		/* Not less than was wanted while TCP has room: programs that wait for edges would wait for
+		 * one that TCP has no reason to give. */
+		if (!wait_for_room(c, !never_waits(fd, flags)))
+			leave_ring(c);
 		return 0;
 	}
 	return r;
@@ -238,7 +235,7 @@ long lanes_send(struct connection *c, int fd, struct buffers *b, int flags)
 	if (!lock_direction(d))
 		return -EAGAIN;
 	while (b->left && r >= 0) {
-		r = step(c, fd, b, flags, b->left < all);
+		r = step(c, fd, b, flags);
 		if (r > 0 && !(d->epoch & 1) && b->left && never_waits(fd, flags))
 			break; /* TCP took what it could */
 	}

@@ -1,6 +1,6 @@
 /* The lanes of clib/guest without its interposed calls: one process at each end of a connection,
  * which sends and receives at random, or one that writes nonsense where its peer reads.
- * lanes memory | random SEED BYTES | hostile SEED | bench BYTES CHUNK lanes|tcp.
+ * lanes memory | edges | random SEED BYTES | hostile SEED | bench BYTES CHUNK lanes|tcp.
  * Prints "ok", what it measured, or what is wrong. */
 
 #define _GNU_SOURCE
@@ -9,6 +9,9 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <linux/sockios.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -320,6 +323,80 @@ static int bad_memory(void)
 	return 0;
 }
 
+static long send_bytes(struct one *o, size_t n)
+{
+	struct iovec list = {o->buffer, n};
+	struct buffers b;
+
+	CHECK(n <= sizeof(o->buffer) && buffers_of(&b, &list, 1));
+	return lanes_send(o->c, o->fd, &b, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+static long receive_bytes(struct one *o)
+{
+	struct iovec list = {o->buffer, sizeof(o->buffer)};
+	struct buffers b;
+
+	buffers_of(&b, &list, 1);
+	return lanes_receive(o->c, o->fd, &b, MSG_DONTWAIT);
+}
+
+static int edges_of(int fd, uint32_t events)
+{
+	struct epoll_event e = {.events = events | EPOLLET};
+	int epoll = epoll_create1(EPOLL_CLOEXEC);
+
+	CHECK(epoll >= 0 && epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &e) == 0);
+	return epoll;
+}
+
+static bool edge(int epoll, int ms)
+{
+	struct epoll_event e;
+
+	return epoll_wait(epoll, &e, 1, ms) == 1;
+}
+
+/* Programs that wait for edges take a call that gives, or takes, less than they wanted for the
+ * last one: whoever is told no more of what is left waits for ever. */
+static int edges(void)
+{
+	int fds[2], memory = make_memory(), queued = 1, epoll;
+	struct one *from, *to;
+	long n;
+
+	connected_pair(fds);
+	from = start(fds[0], 0, memory, 0);
+	to = start(fds[1], 1, memory, 0);
+	epoll = edges_of(to->fd, EPOLLIN);
+	for (int tcp_first = 0; tcp_first < 2; tcp_first++) {
+		atomic_store(&from->c->lanes->stop, (uint32_t)tcp_first);
+		CHECK(send_bytes(from, 100) == 100);
+		while (queued)
+			CHECK(ioctl(from->fd, SIOCOUTQ, &queued) == 0);
+		atomic_store(&from->c->lanes->stop, (uint32_t)!tcp_first);
+		CHECK(send_bytes(from, 50) == 50);
+		CHECK(edge(epoll, 5000));
+		n = receive_bytes(to);
+		CHECK(n == 150 || (n == 100 && edge(epoll, 1000) && receive_bytes(to) == 50));
+		CHECK(receive_bytes(to) == -EAGAIN);
+		queued = 1;
+	}
+	close(epoll);
+	atomic_store(&from->c->lanes->stop, 0);
+	fcntl(from->fd, F_SETFL, O_NONBLOCK);
+	epoll = edges_of(from->fd, EPOLLOUT);
+	CHECK(edge(epoll, 5000));
+	do
+		n = send_bytes(from, sizeof(from->buffer) - 1);
+	while (n == sizeof(from->buffer) - 1);
+	CHECK(!edge(epoll, 0)); /* of what was acknowledged meanwhile */
+	while (receive_bytes(to) > 0)
+		;
+	CHECK(edge(epoll, 5000));
+	return 0;
+}
+
 static double seconds(const struct timeval *t)
 {
 	return (double)t->tv_sec + (double)t->tv_usec / 1e6;
@@ -385,6 +462,8 @@ int main(int argc, char **argv)
 		r = under_attack(strtoul(argv[2], NULL, 0));
 	else if (argc == 2 && !strcmp(argv[1], "memory"))
 		r = bad_memory();
+	else if (argc == 2 && !strcmp(argv[1], "edges"))
+		r = edges();
 	else if (argc == 5 && !strcmp(argv[1], "bench"))
 		return bench(strtoul(argv[2], NULL, 0), strtoul(argv[3], NULL, 0), !strcmp(argv[4], "lanes"));
 	if (r == 0)

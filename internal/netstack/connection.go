@@ -238,10 +238,12 @@ func (c *connection) turn() (more, throttled bool) {
 		c.shown = true
 		_ = unix.Shutdown(c.pair, unix.SHUT_WR) // the other end may be gone, which is as good
 	}
-	throttled = c.pull(&budget) || throttled
+	// Before the rest is sent, and FIN behind it: the peer would read that as an end in order.
 	if c.other.gone && (c.other.unread || c.options.Linger == 0 || c.unread() > 0) {
 		c.abort(0)
+		return false, false
 	}
+	throttled = c.pull(&budget) || throttled
 	return budget <= 0, throttled
 }
 

@@ -4,6 +4,8 @@
 #define _GNU_SOURCE
 #include <stdarg.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -293,9 +295,17 @@ static long splice_out(struct connection *c, struct spliced *s)
 	char bytes[16384];
 	struct iovec list = {bytes, s->count < sizeof(bytes) ? s->count : sizeof(bytes)};
 	int flags = s->flags & 2 /* SPLICE_F_NONBLOCK */ ? MSG_DONTWAIT : 0;
+	struct pollfd room = {s->out, POLLOUT, 0};
 	struct buffers b;
 	long r;
 
+	if (flags) {
+		/* A pipe that can be written takes a page. */
+		if (call(SYS_ppoll, &room, 1UL, &(struct timespec){0, 0}, NULL, 8UL) != 1)
+			return -EAGAIN;
+		if (list.iov_len > PIPE_BUF)
+			list.iov_len = PIPE_BUF;
+	}
 	buffers_of(&b, &list, 1);
 	r = lanes_receive(c, s->in, &b, MSG_PEEK | flags);
 	if (r <= 0)

@@ -90,7 +90,8 @@ PUBLIC int dup(int fd)
 
 PUBLIC int dup3(int fd, int to, int flags)
 {
-	if (fd != to)
+	/* What there is of a descriptor stays if the call would fail. */
+	if (fd != to && !(flags & ~O_CLOEXEC) && !failed(call(SYS_fcntl, fd, F_GETFD)))
 		closing(to);
 	return made(fd, (int)result(call(SYS_dup3, fd, to, flags)));
 }
@@ -207,5 +208,6 @@ PUBLIC FILE *fdopen(int fd, const char *mode)
 		result(r);
 		return NULL;
 	}
+	closing(fd); /* the stream closes it unseen, and the number may be a file's next */
 	return next(fd, mode);
 }

@@ -19,10 +19,13 @@ static int fails(long r)
 
 PUBLIC pid_t fork(void)
 {
-	pid_t (*next)(void) = NEXT(fork);
+	pid_t (*next)(void) = NEXT(fork), child;
 
 	forking();
-	return next ? next() : (pid_t)fails(-ENOSYS);
+	child = next ? next() : (pid_t)fails(-ENOSYS);
+	if (child == 0)
+		forget_thread(); /* else its locks would be its parent's */
+	return child;
 }
 
 /* What forks within the C library (daemon(), forkpty()) asks those that were registered. */
@@ -31,7 +34,7 @@ extern int __register_atfork(void (*)(void), void (*)(void), void (*)(void), voi
 __attribute__((constructor)) static void ask_for_forks(void)
 {
 	if (__register_atfork)
-		__register_atfork(forking, NULL, NULL, NULL);
+		__register_atfork(forking, NULL, forget_thread, NULL);
 }
 
 #define EXECUTE(name, ...)                                                                                   \

@@ -2,7 +2,7 @@
 
 What they print must be the same whether or not their bytes go through memory.
 """
-import array, fcntl, hashlib, os, select, signal, socket, struct, subprocess, sys, tempfile, threading, termios, time
+import array, ctypes, fcntl, hashlib, os, select, signal, socket, struct, subprocess, sys, tempfile, threading, termios, time
 
 PORT = 7100
 
@@ -325,8 +325,64 @@ def stream(s, server):
     return "cut"
 
 
+def full_pipe(s, server):
+    if server:
+        s.sendall(b"p" * 1000)
+        return exactly(s, 4)
+    settle(s, 1000)
+    out, into = os.pipe()
+    os.write(into, b"f" * fcntl.fcntl(into, fcntl.F_GETPIPE_SZ))
+    full = error(os.splice, s.fileno(), into, 1000, None, None, os.SPLICE_F_NONBLOCK)
+    os.read(out, 65536)
+    moved = os.splice(s.fileno(), into, 1000, None, None, os.SPLICE_F_NONBLOCK)
+    s.sendall(b"done")
+    for fd in out, into:
+        os.close(fd)
+    return full, moved
+
+
+def not_duplicated(s, server):
+    if server:
+        s.sendall(b"n" * 1000)
+        return exactly(s, 4)
+    settle(s, 1000)
+    got = error(os.dup2, 60000, s.fileno()), exactly(s, 1000) == b"n" * 1000
+    s.sendall(b"done")
+    return got
+
+
+def stream_closes(s, server):
+    """A number that a stream has closed is a file's next."""
+    if server:
+        s.sendall(b"s" * 1000)
+        return exactly(s, 4), s.recv(1)
+    exactly(s, 1000)
+    s.sendall(b"done")
+    c = ctypes.CDLL(None)
+    c.fdopen.restype, c.fclose.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    number = s.detach()
+    c.fclose(c.fdopen(number, b"r"))
+    f = os.open("/proc/self/comm", os.O_RDONLY)
+    try:
+        return f == number, error(os.read, f, 6)
+    finally:
+        os.close(f)
+
+
+def two_processes_write(s, server):
+    n = 100 * 20000
+    if server:
+        return digest(s, 2 * n)
+    child = os.fork()
+    said = {error(s.sendall, b"w" * 100) for _ in range(20000)}
+    if not child:
+        os._exit(said != {None})
+    return said, os.waitpid(child, 0)[1]
+
+
 SCENARIOS = [bulk, back, both, slow_reader, peek, waitall, vectors, ready, timeout, interrupted, half_close, descriptors, child_reads,
-             files, spliced, urgent, executed, passed, reset, killed]
+             files, spliced, urgent, executed, passed, reset, killed, full_pipe,
+             not_duplicated, stream_closes, two_processes_write]
 
 
 def names(s):

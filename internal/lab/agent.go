@@ -192,11 +192,12 @@ func (l Lab) startIn(suffix, group string, log *os.File, argv []string) (ended <
 	return done, nil
 }
 
-// planePrograms are the base names of programs of planes, which live on in the agent's cgroup.
-var planePrograms = []string{"heddle-rdma", "heddle-stack", "heddle-netstack"}
+// notAgents are the base names of other programs in the agent's cgroup: those of planes, which live
+// on, and the process that waits for locks of sockets, which may end later than its agent.
+var notAgents = []string{"heddle-rdma", "heddle-stack", "heddle-netstack", "heddled-lockwait"}
 
 // agentProcesses gives the processes in an agent's cgroup: agents, and the fd keepers that keep
-// seccomp listeners for them. Programs of planes are neither.
+// seccomp listeners for them. notAgents are neither.
 func agentProcesses(group string) (agents, keepers []int, err error) {
 	pids, err := processes(group)
 	if err != nil {
@@ -209,7 +210,7 @@ func agentProcesses(group string) (agents, keepers []int, err error) {
 		}
 		if words := strings.Split(string(args), "\x00"); len(words) > 1 && words[1] == "park" {
 			keepers = append(keepers, pid)
-		} else if slices.Contains(planePrograms, filepath.Base(words[0])) {
+		} else if slices.Contains(notAgents, filepath.Base(words[0])) {
 			continue
 		} else if len(args) > 0 { // a zombie has none
 			agents = append(agents, pid)

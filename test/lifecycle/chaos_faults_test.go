@@ -99,7 +99,7 @@ func (c *chaos) processes(node string) (agent, keeper int) {
 	raw, _ := os.ReadFile(filepath.Join(c.group, node, "cgroup.procs"))
 	for pid := range strings.FieldsSeq(string(raw)) {
 		cmdline, err := os.ReadFile("/proc/" + pid + "/cmdline")
-		if err != nil || len(cmdline) == 0 {
+		if err != nil || len(cmdline) == 0 || strings.HasPrefix(string(cmdline), "heddled-lockwait\x00") {
 			continue
 		}
 		n, _ := strconv.Atoi(pid)

@@ -179,8 +179,9 @@ func TestDebianPackage(t *testing.T) {
 		}
 	}
 	m.sh("sed -i 's/^#HEDDLED_UNDERLAY=.*/HEDDLED_UNDERLAY=192.0.2.1/' /etc/default/heddled && systemctl start heddled")
-	if procs := m.sh("cat /sys/fs/cgroup/system.slice/heddled.service/agent/cgroup.procs"); len(strings.Fields(procs)) != 2 {
-		t.Errorf("processes in the delegated cgroup: %q, want agent and fd keeper", procs)
+	m.sh("heddle connections") // for which the agent has its process start that waits for locks
+	if procs := m.sh("cat /sys/fs/cgroup/system.slice/heddled.service/agent/cgroup.procs"); len(strings.Fields(procs)) != 3 {
+		t.Errorf("processes in the delegated cgroup: %q, want agent, fd keeper and heddled-lockwait", procs)
 	}
 	if log := m.journal(); strings.Contains(log, "level=ERROR") || strings.Contains(log, "level=WARN") {
 		t.Errorf("the agent complains in its sandbox:\n%s", log)
@@ -311,15 +312,15 @@ print("connected", flush=True)
 	})
 	before := m.sh("cat /sys/fs/cgroup/system.slice/heddled.service/agent/cgroup.procs")
 	m.sh("systemctl kill --kill-who=all --signal=KILL heddled")
-	testutil.Eventually(t, "another agent, fd keeper and router", func() (bool, string) {
-		said, err := m.try("heddle status")
+	testutil.Eventually(t, "another agent, fd keeper, router and heddled-lockwait", func() (bool, string) {
+		said, err := m.try("heddle status && heddle connections")
 		now, _ := m.try("cat /sys/fs/cgroup/system.slice/heddled.service/agent/cgroup.procs")
 		for _, pid := range strings.Fields(now) {
 			if slices.Contains(strings.Fields(before), pid) {
 				return false, now
 			}
 		}
-		return err == nil && len(strings.Fields(now)) == 3, said + now
+		return err == nil && len(strings.Fields(now)) == 4, said + now
 	})
 	m.sh("echo go >/run/late")
 	if said, err := wait(); err != nil || !strings.Contains(said, "connected") {

@@ -31,6 +31,8 @@ const (
 	stuckLooks = 5
 	// longest bounds a call that does not wait: no node has sockets for half a minute.
 	longest = 30 * time.Second
+	// ends bounds the wait for a process whose calls have all come back.
+	ends = 2 * time.Second
 )
 
 // Stuck is a call that was given up and has not come back.
@@ -48,6 +50,7 @@ type Process struct {
 	mu       sync.Mutex // guards the rest
 	requests *os.File   // to the process; nil: there is none
 	pid      int
+	ended    chan struct{} // closed when the process has ended
 	turns    map[string]*turn
 }
 
@@ -108,11 +111,21 @@ func (p *Process) Stuck() (all []Stuck) {
 	return all
 }
 
-// Close has the process end. Calls that are stuck end when they can.
+// Close has the process end, and waits for that unless a call is stuck: those end when they can.
 func (p *Process) Close() error {
+	stuck := len(p.Stuck()) > 0
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.end()
+	running, ended := p.requests != nil, p.ended
+	err := p.end()
+	p.mu.Unlock()
+	if !running || stuck {
+		return err
+	}
+	select {
+	case <-ended:
+	case <-time.After(ends): // it waits for a lock since now
+	}
+	return err
 }
 
 // end gives the process up. The caller holds mu.
@@ -206,8 +219,12 @@ func (p *Process) start() error {
 	if err != nil {
 		return errors.Join(fmt.Errorf("start %s: %w", processName, err), ours.Close())
 	}
-	go func() { _ = cmd.Wait() }() // or it stays a zombie
-	p.requests, p.pid = ours, cmd.Process.Pid
+	ended := make(chan struct{})
+	go func() {
+		_ = cmd.Wait() // or it stays a zombie
+		close(ended)
+	}()
+	p.requests, p.pid, p.ended = ours, cmd.Process.Pid, ended
 	return nil
 }
 

@@ -106,10 +106,12 @@ func (d *Deferred) Fail(err error) {
 func (d *Deferred) Drop() error { return d.use(true, func(int, uint64) error { return nil }) }
 
 // Give is that of Call, and answers the call in any case, by an errno if the caller cannot have the
-// descriptor: it may have as many as its limit allows. After an error the descriptor is open, and
-// the agent's, even if the caller has got it but was killed before it could be told.
-func (d *Deferred) Give(give Descriptor) error {
-	err := d.use(true, func(fd int, id uint64) error {
+// descriptor: it may have as many as its limit allows. After an error left is the agent's, as open
+// as give.FD was; -1 if the caller has got it but could not be told, because it was killed, or
+// interrupted with what is no socket.
+func (d *Deferred) Give(give Descriptor) (left int, err error) {
+	left = give.FD
+	err = d.use(true, func(fd int, id uint64) error {
 		d.kept.inode = give.Inode // before the caller can have it: see reader.finish
 		number, err := addDescriptor(fd, id, give.FD, give.CloseOnExec)
 		if err != nil {
@@ -117,15 +119,32 @@ func (d *Deferred) Give(give Descriptor) error {
 			_ = sendErrno(fd, id, why.errno(err)) // fails if the caller has gone
 			return d.refused(fmt.Errorf("give descriptor to caller: %w", err))
 		}
+		closeFD(give.FD) // before the caller goes on: its close() must be the last
+		left = -1
 		if err := sendValue(fd, id, number); err != nil {
+			left = d.takeBack(number, give.Inode)
 			return d.refused(fmt.Errorf("tell caller its descriptor: %w", err))
 		}
 		return nil
 	})
-	if err == nil {
-		closeFD(give.FD)
+	return left, err
+}
+
+// takeBack gives a socket that a caller has got and was not told of; -1 if it has it no more.
+func (d *Deferred) takeBack(number int, inode uint64) int {
+	if inode == 0 {
+		return -1
 	}
-	return err
+	fd, ok, err := d.listener.srv.proc.Take(d.Thread(), number)
+	if !ok || err != nil {
+		return -1
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil || st.Ino != inode {
+		closeFD(fd)
+		return -1
+	}
+	return fd
 }
 
 func (d *Deferred) refused(err error) error {

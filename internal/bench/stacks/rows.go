@@ -17,8 +17,6 @@ type Row struct {
 	Settings stack.Settings
 	// Object is the file of a congestion control that is loaded for it, beside the program.
 	Object string
-	// Without says of workloads that it cannot run why not.
-	Without map[string]string
 	// Lab has it measured between the lab's nodes, Far over the bottleneck line.
 	Lab, Far bool
 	// Shared says that one process runs the stack for all containers of a node.
@@ -32,12 +30,8 @@ var Rows = []Row{
 	{Mode: "bbr", Stack: stack.Kernel, Settings: stack.Settings{Congestion: "bbr"}, Lab: true, Far: true},
 	{Mode: "dctcp", Stack: stack.Kernel, Settings: stack.Settings{Congestion: "dctcp"}, Object: "dctcp.bpf.o", Lab: true},
 	{Mode: "ledbat", Stack: stack.Kernel, Settings: stack.Settings{Congestion: "ledbat"}, Object: "ledbat.bpf.o", Far: true},
-	{Mode: "smoltcp", Stack: stack.Smoltcp, Lab: true, Far: true, Shared: true, Without: map[string]string{
-		"crr": "its server closes connections and is told of them by epoll again, since other ends of the pair are open",
-	}},
-	{Mode: "netstack", Stack: stack.Netstack, Lab: true, Far: true, Without: map[string]string{
-		"crr": "a connect() that a signal interrupts ends with EISCONN when it is made again",
-	}},
+	{Mode: "smoltcp", Stack: stack.Smoltcp, Lab: true, Far: true, Shared: true},
+	{Mode: "netstack", Stack: stack.Netstack, Lab: true, Far: true},
 }
 
 // Profiled is the container of Heddle with a profile of settings that change nothing of what is

@@ -135,8 +135,10 @@ func (p *Plane) answer(d *trap.Deferred, e *endpoint) error {
 	if err != nil {
 		return err
 	}
-	if err := d.Give(trap.Descriptor{FD: file, CloseOnExec: true}); err != nil {
-		closeFD(file)
+	if left, err := d.Give(trap.Descriptor{FD: file, CloseOnExec: true}); err != nil {
+		if left >= 0 {
+			closeFD(left)
+		}
 		p.cfg.Log.Debug("a program did not get its lanes", "endpoint", e.Name, "err", err)
 	}
 	return nil

@@ -102,8 +102,7 @@ func (c *call) awaitConnection(h *held, a *acceptor) {
 	if limit, err := unix.GetsockoptTimeval(c.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO); err == nil && limit.Nano() > 0 {
 		timer = time.After(time.Duration(limit.Nano()))
 	}
-	closeFD(c.fd) // the program may close it
-	c.fd = -1
+	c.leaveFile() // the program may close it
 	select {
 	case fd := <-a.got:
 		c.deliver(fd)
@@ -153,13 +152,12 @@ func (c *call) deliver(fd int) {
 		err = unix.Fstat(fd, &st)
 	}
 	if err == nil {
-		err = c.giveConnection(fd, st.Ino, flags&unix.SOCK_CLOEXEC != 0)
-		if err == nil {
+		left, err := c.giveConnection(fd, st.Ino, flags&unix.SOCK_CLOEXEC != 0)
+		if err != nil && left >= 0 { // its caller was interrupted: the next one has it
+			c.p.offer(c.t, n.Listener, left)
+		} else {
 			c.p.taken(c.t, n.ID)
-			return
 		}
-		// Its caller was interrupted: the next one has it.
-		c.p.offer(c.t, n.Listener, fd)
 		return
 	}
 	closeFD(fd)
@@ -210,6 +208,12 @@ func (p *Plane) accepted(message []byte, fd int) error {
 	}
 	p.offer(t, m.Listener, fd)
 	return nil
+}
+
+// awaitOffers returns when whoever has put a connection into a queue has closed its descriptor.
+func (t *tenant) awaitOffers() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 }
 
 // offer gives a connection to a caller that waits for one, or puts it into the listener's queue.

@@ -1,6 +1,7 @@
 package stacks
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/netip"
@@ -65,15 +66,14 @@ func (c *call) connect() {
 		}
 	case connected:
 		// The first call after the connection is there says so.
-		first := c.n.Flags&told == 0
-		c.n.Flags |= told
-		c.write()
-		unlock()
-		if first {
-			c.end(0, nil)
-		} else {
-			c.end(0, unix.EISCONN)
+		o := c.t.outgoingOf(c.n.ID)
+		if first := c.n.Flags&told == 0; first || o.untold() {
+			c.tellConnected(cmp.Or(o, over()))
+			unlock()
+			return
 		}
+		unlock()
+		c.end(0, unix.EISCONN)
 	case failed:
 		unlock()
 		c.end(0, unix.ECONNABORTED)
@@ -81,6 +81,31 @@ func (c *call) connect() {
 		unlock()
 		c.end(0, unix.EISCONN)
 	}
+}
+
+// tellConnected has connect() succeed. A caller that was interrupted meanwhile calls again, by
+// itself, and is told then. The socket's lock is held.
+func (c *call) tellConnected(o *outgoing) {
+	c.n.Flags |= told
+	c.write()
+	c.leaveFile()
+	if c.Return(0) == nil {
+		o.told.Store(true)
+	} else {
+		c.t.expect(c.n.ID, o)
+	}
+}
+
+// untold reports whether nobody could be told of a connection that is established.
+func (o *outgoing) untold() bool {
+	return o != nil && o.over() && o.errno == 0 && !o.told.Load()
+}
+
+// over is a connection of which all is known.
+func over() *outgoing {
+	o := &outgoing{done: make(chan struct{})}
+	close(o.done)
+	return o
 }
 
 // reachable gives where a connect to the unspecified address goes: the own host.
@@ -201,9 +226,6 @@ func (c *call) establish(b begun) {
 	n := c.n
 	if !b.wait {
 		c.end(0, unix.EINPROGRESS)
-		// The program may close its end: the module is to learn of it.
-		closeFD(c.fd)
-		c.fd = -1
 	}
 	back, err := c.ask4connection(n, b)
 	var errno unix.Errno
@@ -242,28 +264,44 @@ func (c *call) ask4connection(n note, b begun) (back int, err error) {
 func (c *call) finish(o *outgoing, back int) {
 	unlock, ok := c.lock()
 	if !ok {
+		if back >= 0 {
+			closeFD(back)
+		}
+		return
+	}
+	defer unlock()
+	if o.errno == 0 && c.n.State == connected { // another call has come first, and is told
+		c.end(0, nil)
 		return
 	}
 	c.t.forget(c.n.ID)
 	switch {
 	case o.errno == 0:
-		c.n.State, c.n.Local, c.n.Flags = connected, o.local, c.n.Flags|told
+		c.n.State, c.n.Local = connected, o.local
+		c.tellConnected(o)
+		return
 	case back >= 0:
 		c.giveBack(back)
 	default:
 		c.n.State = failed
 	}
 	c.write()
-	unlock()
-	c.endWith(o.errno)
+	c.end(0, o.errno)
 }
 
-func (c *call) endWith(errno unix.Errno) {
-	if errno != 0 {
-		c.end(0, errno)
-	} else {
-		c.end(0, nil)
+// tellOutcome answers a call that is not the one by which the module was asked.
+func (c *call) tellOutcome(o *outgoing) {
+	if o.errno != 0 {
+		c.end(0, o.errno)
+		return
 	}
+	unlock, ok := c.lock()
+	if !ok {
+		return
+	}
+	defer unlock()
+	c.resolve()
+	c.tellConnected(o)
 }
 
 // awaitOutcome answers a program that calls connect() once more, and waits; o is nil if an earlier
@@ -272,7 +310,7 @@ func (c *call) awaitOutcome(o *outgoing) {
 	if o != nil {
 		select {
 		case <-o.done:
-			c.endWith(o.errno)
+			c.tellOutcome(o)
 		case <-c.Done(): // it is the next agent's
 		}
 		return

@@ -273,8 +273,11 @@ func (c *call) write() {
 	}
 }
 
-// end answers the call: by value, or by the errno of err, which may be one already.
+// end answers the call: by value, or by the errno of err, which may be one already. The socket's
+// file is left before: else what the program closes next would stay open, and its epoll would tell
+// it of that.
 func (c *call) end(value int, err error) {
+	c.leaveFile()
 	var errno unix.Errno
 	var failure *trap.Failure
 	switch {
@@ -302,7 +305,9 @@ func (c *call) nonblocking() bool {
 	return err == nil && flags&unix.O_NONBLOCK != 0
 }
 
-// giveConnection has the call return a descriptor, which stays the plane's if it does not.
-func (c *call) giveConnection(fd int, inode uint64, closeOnExec bool) error {
+// giveConnection has the call return a descriptor. What is left is that of Give.
+func (c *call) giveConnection(fd int, inode uint64, closeOnExec bool) (left int, err error) {
+	c.leaveFile() // as end does
+	c.t.awaitOffers()
 	return c.Give(trap.Descriptor{FD: fd, Inode: inode, CloseOnExec: closeOnExec})
 }

@@ -77,6 +77,7 @@ type outgoing struct {
 	errno unix.Errno
 	local protocol.Address
 	ended time.Time
+	told  atomic.Bool // that it is established, by a call that was not interrupted
 }
 
 // maxBlocking is how many calls of a tenant may wait for their program in the kernel at a time.

@@ -1,8 +1,10 @@
 """What a program sees of its sockets, on a stack module as on the kernel's TCP. Argument: a peer
 whose port echoes what it gets, as HOST PORT."""
 
+import ctypes
 import errno
 import select
+import signal
 import socket
 import struct
 import sys
@@ -96,6 +98,42 @@ def nonblocking():
         refused(lambda: s.connect(("127.0.0.1", 1)), errno.ECONNREFUSED)
 
 
+def closed():
+    """What a program has closed, its epoll does not tell it of any more."""
+    l = socket.create_server(("127.0.0.1", 0))
+    poll = select.epoll()
+    for i in range(1000):
+        c = socket.create_connection(l.getsockname())
+        a, _ = l.accept()
+        poll.register(a, select.EPOLLIN | select.EPOLLOUT)
+        for s in a, c:
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        c.close()
+        a.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        a.close()
+        events = poll.poll(0)
+        assert events == [], (i, events)
+
+
+def interrupted():
+    """A signal interrupts connect(), which the kernel makes again: the program sees it succeed."""
+    connect = ctypes.CDLL(None, use_errno=True).connect
+    to = struct.pack("=H", socket.AF_INET) + struct.pack("!H", port) + socket.inet_aton(host) + bytes(8)
+    signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.siginterrupt(signal.SIGALRM, False)
+    signal.setitimer(signal.ITIMER_REAL, 3e-4, 3e-4)
+    try:
+        for i in range(500):
+            s = socket.socket()
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            assert connect(s.fileno(), to, len(to)) == 0, (i, errno.errorcode[ctypes.get_errno()])
+            again = connect(s.fileno(), to, len(to)), ctypes.get_errno()
+            assert again == (-1, errno.EISCONN), (i, again)
+            s.close()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
 def others():
     u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     u.bind(("127.0.0.1", 0))
@@ -105,6 +143,6 @@ def others():
     assert a.getsockname() == ""
 
 
-for test in names, listening, nonblocking, others:
+for test in names, listening, nonblocking, closed, interrupted, others:
     test()
     print(test.__name__, flush=True)

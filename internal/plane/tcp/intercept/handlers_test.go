@@ -113,11 +113,12 @@ func (h *deferring) Answer(c *trap.Call) error {
 	go func() {
 		fd, err := unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		if err == nil {
-			err = d.Give(trap.Descriptor{FD: fd})
-			if _, open := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != nil && open != nil {
+			var left int
+			left, err = d.Give(trap.Descriptor{FD: fd})
+			if _, open := unix.FcntlInt(uintptr(left), unix.F_GETFD, 0); err != nil && open != nil {
 				err = fmt.Errorf("the descriptor that nobody got is closed: %w", open)
 			} else if err != nil {
-				_ = unix.Close(fd)
+				_ = unix.Close(left)
 			}
 		}
 		h.errs <- err

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"time"
 
+	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
@@ -13,6 +14,10 @@ import (
 
 // handshake is for how long one holds its place in a full backlog: until its SYN-ACK is sent again.
 const handshake = time.Second
+
+// forwardersMost is for how many sizes of receive buffers forwarders are kept. Peers choose sizes,
+// by how much memory their SYNs leave.
+const forwardersMost = 64
 
 // Listeners are none of netstack's: its own have no backlog that counts what no program took, and
 // answer by cookies what is beyond it. What is for no connection comes to stranger.
@@ -119,6 +124,9 @@ func (t *tenant) evictHandshake(c *connection) {
 func (t *tenant) forwarder(buffer uint32) *tcp.Forwarder {
 	f := t.forwarders[buffer]
 	if f == nil {
+		if len(t.forwarders) >= forwardersMost { // handshakes have what they need of theirs
+			clear(t.forwarders)
+		}
 		f = tcp.NewForwarder(t.stack, 2*int(buffer), 1<<30, t.shakeHands)
 		t.forwarders[buffer] = f
 	}
@@ -149,25 +157,36 @@ func (t *tenant) shakeHands(r *tcp.ForwarderRequest) {
 	if failed == nil {
 		failed = t.watcher.add(own, c)
 	}
+	if !t.finishHandshake(c, ep, program, own, failed) {
+		ep.Abort()
+		return
+	}
+	c.queue.EventRegister(&c.entry)
+	c.wake()
+	c.serve()
+}
+
+// finishHandshake makes a handshake that is over an open connection with that pair; false: it was
+// given up meanwhile, or there is no pair.
+func (t *tenant) finishHandshake(c *connection, ep tcpip.Endpoint, program, own int, failed error) bool {
 	t.mu.Lock()
-	c.ep, c.pair, c.program = ep, own, program
+	defer t.mu.Unlock()
 	if c.evicted || failed != nil {
 		if failed != nil { // no descriptors: as if the backlog were full
 			t.drops[dropConnections].Add(1)
 		}
 		t.forgetLocked(c)
-		t.mu.Unlock()
-		closeFD(own)
-		ep.Abort()
-		return
+		if own >= 0 {
+			t.watcher.remove(own)
+		}
+		closeAll([]int{program, own}) // none is c's yet
+		return false
 	}
+	c.ep, c.pair, c.program = ep, own, program
 	c.phase, c.guard = open, true
 	t.done.Accepted++
 	t.announce(c)
-	t.mu.Unlock()
-	c.queue.EventRegister(&c.entry)
-	c.wake()
-	c.serve()
+	return true
 }
 
 // announce tells an agent of a connection that was accepted, if one is there to hear of it.

@@ -272,17 +272,21 @@ func (h *host) endLocked(p *process, asked protocol.Head) {
 }
 
 // heard passes on what a tenant's process says.
-func (h *host) heard(p *process, b []byte, fd int) error {
+func (h *host) heard(p *process, b []byte, fds []int) error {
 	head, err := protocol.ParseHead(b[:min(len(b), 32)])
+	if err == nil && !p.may(head, len(b), len(fds)) {
+		err = fmt.Errorf("it says type %#x of tenant %d, in %d bytes with %d descriptors", head.Type, head.Tenant, len(b), len(fds))
+	}
 	if err != nil {
-		closeFD(fd)
+		closeAll(fds)
 		return err
 	}
+	fd := only(fds)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	switch {
 	case head.Type == protocol.TypeBegin: // what it says from now on is for the agent that is there
-		p.parts--
+		p.parts = max(p.parts-1, 0)
 	case head.Type == protocol.TypeStats|protocol.Answer && head.Tenant == 0:
 		p.counted(b)
 	case p.parts > 0 || h.agent == nil || p.unanswered && head.Type == protocol.TypeTenantGone|protocol.Answer:

@@ -1,7 +1,9 @@
 package netstack
 
 import (
+	"encoding/binary"
 	"fmt"
+	"log"
 	"math"
 	"net"
 	"os"
@@ -108,7 +110,8 @@ func (p *process) hear(h *host) {
 		if err != nil {
 			break
 		}
-		if err := h.heard(p, b, only(fds)); err != nil {
+		if err := h.heard(p, b, fds); err != nil {
+			log.Printf("heddle-netstack: the process of tenant %d (%s) is ended: %v", p.id, p.name, err)
 			break
 		}
 	}
@@ -129,6 +132,32 @@ func (p *process) kill() {
 			_ = unix.Kill(p.cmd.Process.Pid, unix.SIGKILL) // or it has ended
 		}
 	}
+}
+
+// may reports whether the process may say such a message: somebody may have taken it over, who is
+// to speak for no other tenant, nor have the agent hang up.
+func (p *process) may(h protocol.Head, length, descriptors int) bool {
+	var least, most int
+	switch h.Type {
+	case protocol.TypeBegin, protocol.TypeStats | protocol.Answer:
+		if h.Tenant == 0 {
+			return descriptors == 0
+		}
+	case protocol.TypeAccepted:
+		least, most = 1, 1
+	case protocol.TypeConnect | protocol.Answer: // a pair may come back
+		most = 1
+	}
+	if h.Tenant != p.id || descriptors < least || descriptors > most {
+		return false
+	}
+	switch h.Type {
+	case protocol.TypeAccepted:
+		return length == binary.Size(protocol.Accepted{})
+	case protocol.TypeEnded, protocol.TypeListed:
+		return length == binary.Size(protocol.Info{})
+	}
+	return h.Type&protocol.Answer != 0
 }
 
 // part tells the process that its agent is gone. host.mu is held.

@@ -20,11 +20,22 @@ type link struct {
 	conn *net.UnixConn
 	pid  int // the module's process
 
-	mu     sync.Mutex // guards what follows, and writes
+	// writing is held for a write, which waits for a module that does not read. Such a one may wait
+	// for its answers to be read: who receives never takes it.
+	writing sync.Mutex
+
+	mu     sync.Mutex // guards what follows
 	tag    uint32
-	asked  map[uint32]chan answer
+	asked  map[uint32]question
 	listed map[uint32][]protocol.Info // for a LIST that has no answer yet, by its tag
 	closed bool
+}
+
+// question is a request that has no answer yet.
+type question struct {
+	kind   uint32
+	tenant uint64
+	got    chan answer
 }
 
 // answer is what the module said to a request.
@@ -44,7 +55,7 @@ func dial(path string) (*link, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &link{conn: conn.(*net.UnixConn), asked: map[uint32]chan answer{}, listed: map[uint32][]protocol.Info{}}
+	l := &link{conn: conn.(*net.UnixConn), asked: map[uint32]question{}, listed: map[uint32][]protocol.Info{}}
 	if l.pid, err = process.Peer(l.conn); err != nil {
 		return nil, errors.Join(fmt.Errorf("look who listens at %s: %w", path, err), conn.Close())
 	}
@@ -84,20 +95,28 @@ func request[Q, A protocol.Message](ctx context.Context, l *link, q *Q, head *pr
 // ask sends a request under a tag of its own.
 func (l *link) ask(head *protocol.Head, message func() []byte, fd int) (<-chan answer, error) {
 	got := make(chan answer, 1)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed {
+	if !l.expect(head, got) {
 		return nil, errModuleEnded
 	}
-	for l.tag++; l.tag == 0 || l.asked[l.tag] != nil; l.tag++ {
-	}
-	head.Tag = l.tag
-	l.asked[l.tag] = got
 	if err := l.write(message(), fd); err != nil {
-		delete(l.asked, l.tag)
+		l.forget(head.Tag)
 		return nil, err
 	}
 	return got, nil
+}
+
+// expect gives a request its tag; false: the module has ended.
+func (l *link) expect(head *protocol.Head, got chan answer) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return false
+	}
+	for l.tag++; l.tag == 0 || l.asked[l.tag].got != nil; l.tag++ {
+	}
+	head.Tag = l.tag
+	l.asked[l.tag] = question{head.Type, head.Tenant, got}
+	return true
 }
 
 // forget says that nobody waits for an answer any more.
@@ -109,15 +128,13 @@ func (l *link) forget(tag uint32) {
 
 // send sends what has no answer. After an error whoever receives finds the connection closed.
 func send[M protocol.Message](l *link, m *M) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if !l.closed {
-		_ = l.write(protocol.Append(nil, m), -1)
-	}
+	_ = l.write(protocol.Append(nil, m), -1)
 }
 
-// write is called with mu held. A module that does not read is as good as none.
+// write sends a message. A module that does not read is as good as none.
 func (l *link) write(message []byte, fd int) error {
+	l.writing.Lock()
+	defer l.writing.Unlock()
 	var rights []byte
 	if fd >= 0 {
 		rights = unix.UnixRights(fd)
@@ -170,7 +187,7 @@ func (l *link) receive() (head protocol.Head, message []byte, fd int, err error)
 		if head.Type&protocol.Answer == 0 {
 			return head, buf[:n], fd, nil
 		}
-		l.answered(head.Tag, answer{append([]byte(nil), buf[:n]...), fd})
+		l.answered(head, answer{append([]byte(nil), buf[:n]...), fd})
 	}
 }
 
@@ -178,7 +195,7 @@ func (l *link) receive() (head protocol.Head, message []byte, fd int, err error)
 func (l *link) list(info protocol.Info) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.asked[info.Head.Tag] != nil {
+	if q := l.asked[info.Head.Tag]; q.got != nil && q.kind == protocol.TypeList && q.tenant == info.Head.Tenant {
 		l.listed[info.Head.Tag] = append(l.listed[info.Head.Tag], info)
 	}
 }
@@ -194,13 +211,19 @@ func (l *link) socketsOf(ctx context.Context, t *tenant) ([]protocol.Info, error
 	return all, err
 }
 
-func (l *link) answered(tag uint32, a answer) {
+// answered hands an answer to who waits for it. One that is of another type or tenant than what was
+// asked under its tag is nobody's: a tenant's process that somebody has taken over does not answer
+// for others.
+func (l *link) answered(head protocol.Head, a answer) {
 	l.mu.Lock()
-	got := l.asked[tag]
-	delete(l.asked, tag)
+	q := l.asked[head.Tag]
+	is := q.got != nil && head.Type == q.kind|protocol.Answer && head.Tenant == q.tenant
+	if is {
+		delete(l.asked, head.Tag)
+	}
 	l.mu.Unlock()
-	if got != nil {
-		got <- a
+	if is {
+		q.got <- a
 	} else if a.fd >= 0 {
 		closeFD(a.fd)
 	}
@@ -242,8 +265,8 @@ func (l *link) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.closed = true
-	for tag, got := range l.asked {
+	for tag, q := range l.asked {
 		delete(l.asked, tag)
-		got <- answer{fd: -1}
+		q.got <- answer{fd: -1}
 	}
 }

@@ -2,6 +2,7 @@ package netstack
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"runtime"
 	"syscall"
@@ -10,8 +11,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// nobody is the user that a tenant's process becomes.
-const nobody = 65534
+// firstUser is the first of those that tenants' processes become, each another one, by chance, and
+// nobody foresees which: users of containers and of the node's programs are not among them (systemd
+// calls them unused). Whoever has the same user may signal the process, and fill what the kernel
+// allows a user of threads and of descriptors under way. nobody is what is left in a user namespace
+// that does not have them.
+const (
+	firstUser  = 0x70000000
+	countUsers = 1 << 24
+	nobody     = 65534
+)
 
 // shutOff has the process give up what it does not need to move bytes between descriptors that it
 // has, or gets from the host: its user, privileges, and system calls, which are all that lead to
@@ -28,11 +37,8 @@ func shutOff() error {
 		if err := syscall.Setgroups(nil); err != nil {
 			return fmt.Errorf("setgroups: %w", err)
 		}
-		if err := syscall.Setresgid(nobody, nobody, nobody); err != nil {
-			return fmt.Errorf("setresgid: %w", err)
-		}
-		if err := syscall.Setresuid(nobody, nobody, nobody); err != nil { // capabilities go, too
-			return fmt.Errorf("setresuid: %w", err)
+		if err := becomeOther(firstUser + rand.IntN(countUsers)); err != nil && becomeOther(nobody) != nil {
+			return err
 		}
 		// Another user's process does not end with its parent unless it says so again.
 		if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
@@ -40,6 +46,17 @@ func shutOff() error {
 		}
 	}
 	return filterCalls()
+}
+
+// becomeOther makes the process another user's; capabilities go, too.
+func becomeOther(user int) error {
+	if err := syscall.Setresgid(user, user, user); err != nil {
+		return fmt.Errorf("setresgid: %w", err)
+	}
+	if err := syscall.Setresuid(user, user, user); err != nil {
+		return fmt.Errorf("setresuid: %w", err)
+	}
+	return nil
 }
 
 // calls are what Go's runtime needs after its start, and what moves bytes. No call opens, creates,

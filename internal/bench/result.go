@@ -61,7 +61,7 @@ func (s *Series) Results(o Options) ([]Result, error) {
 	var results []Result
 	for _, w := range o.Workloads {
 		for _, scope := range o.Scopes {
-			for _, mode := range o.modesIn(scope) {
+			for _, mode := range o.modesIn(w, scope) {
 				for _, m := range w.Metrics {
 					r, err := s.result(w, scope, mode, m)
 					if err != nil {

@@ -20,6 +20,8 @@ type Options struct {
 	Modes     []Mode // host first; see ParseModes
 	Runs      int    // of each workload, scope and mode
 	Duration  time.Duration
+	// Without, if set, names modes in which a workload is not measured.
+	Without func(w Workload, m Mode) bool
 	// Program is the command line that runs loadgen.Main inside the place.
 	Program []string
 	// Progress, if set, hears of every measurement before it starts.
@@ -82,10 +84,10 @@ func (e *RunError) Error() string {
 // Unwrap gives the cause.
 func (e *RunError) Unwrap() error { return e.Err }
 
-// modesIn gives the modes that are measured in a scope.
-func (o Options) modesIn(s Scope) []Mode {
+// modesIn gives the modes in which a workload is measured in a scope.
+func (o Options) modesIn(w Workload, s Scope) []Mode {
 	return slices.DeleteFunc(slices.Clone(o.Modes), func(m Mode) bool {
-		return !m.In(s)
+		return !m.In(s) || o.Without != nil && o.Without(w, m)
 	})
 }
 
@@ -95,7 +97,7 @@ func (o Options) Schedule(run int) []Cell {
 	var cells []Cell
 	for _, w := range o.Workloads {
 		for _, s := range o.Scopes {
-			modes := o.modesIn(s)
+			modes := o.modesIn(w, s)
 			for i := range modes {
 				cells = append(cells, Cell{w, s, modes[(i+run)%len(modes)]})
 			}

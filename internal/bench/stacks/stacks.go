@@ -71,6 +71,10 @@ node; --up does that.`, labContainers),
 				}
 			}
 			o, err = s.Options()
+			o.Without = func(w bench.Workload, m bench.Mode) bool {
+				row, ok := rowOf(m)
+				return ok && Rows[row].Without[w.Name] != ""
+			}
 			o.Modes = append(o.Modes, modes(func(r Row) bool { return r.Lab })...)
 			return err
 		},

@@ -30,6 +30,11 @@ func TestRows(t *testing.T) {
 			}
 			seen[got] = r.Mode
 		}
+		for w := range r.Without {
+			if bench.WorkloadNamed(w).Name == "" {
+				t.Errorf("%s goes without %s, which is no workload", r.Mode, w)
+			}
+		}
 	}
 	if len(seen) != labContainers {
 		t.Errorf("%d containers, want %d", len(seen), labContainers)

@@ -152,6 +152,16 @@ static long receive_native(int fd, struct buffers *b, size_t limit, int flags)
 	return r;
 }
 
+/* A peer that had read all closed in order, though a doorbell was left. */
+static long in_order(struct connection *c, long r)
+{
+	return r == -ECONNRESET && c->sides->out.own &&
+	                       atomic_load_explicit(&c->out->consumed, memory_order_acquire) ==
+	                               c->sides->out.own
+	               ? 0
+	               : r;
+}
+
 /* The ring is empty, and its epoch is over: TCP's bytes are next, behind the doorbells. */
 static long leave(struct connection *c, int fd)
 {
@@ -165,7 +175,7 @@ static long leave(struct connection *c, int fd)
 	    atomic_load_explicit(&c->in->ended[d->epoch & 3].ring, memory_order_relaxed) != d->own)
 		return give_up(c, fd);
 	if ((uint64_t)drop(c, fd, bells, &end) < bells)
-		return end ? 0 : d->error ? d->error : -EAGAIN;
+		return end ? 0 : d->error ? in_order(c, d->error) : -EAGAIN;
 	follow(c);
 	return AGAIN;
 }
@@ -191,11 +201,7 @@ static long ask_socket(struct connection *c, int fd, struct buffers *b, int flag
 		return receive_native(fd, b, b->left, flags);
 	}
 	d->error = 0;
-	/* A peer that had read all closed in order, though a doorbell was left. */
-	if (r == -ECONNRESET && c->sides->out.own &&
-	    atomic_load_explicit(&c->out->consumed, memory_order_acquire) == c->sides->out.own)
-		return 0;
-	return r;
+	return in_order(c, r);
 }
 
 static long from_ring(struct connection *c, int fd, struct buffers *b, int flags)
@@ -244,7 +250,7 @@ static long from_tcp(struct connection *c, int fd, struct buffers *b, int flags)
 		}
 		d->error = 0;
 		if (r <= 0)
-			return r;
+			return in_order(c, r);
 		limit = 1; /* it has come since, or urgent bytes keep more from being counted */
 	}
 	r = receive_native(fd, b, limit, flags);

@@ -1,6 +1,6 @@
 /* The lanes of clib/guest without its interposed calls: one process at each end of a connection,
  * which sends and receives at random, or one that writes nonsense where its peer reads.
- * lanes memory | edges | random SEED BYTES | hostile SEED | bench BYTES CHUNK lanes|tcp.
+ * lanes memory | edges | closed | random SEED BYTES | hostile SEED | bench BYTES CHUNK lanes|tcp.
  * Prints "ok", what it measured, or what is wrong. */
 
 #define _GNU_SOURCE
@@ -397,6 +397,24 @@ static int edges(void)
 	return 0;
 }
 
+/* A peer that had taken all out of its ring and closed with a doorbell unread has closed in order,
+ * also for an end to which no ring ever led. */
+static int closed_in_order(void)
+{
+	int fds[2], memory = make_memory();
+	struct one *from, *to;
+
+	connected_pair(fds);
+	from = start(fds[0], 0, memory, 0);
+	to = start(fds[1], 1, memory, 0);
+	CHECK(send_bytes(from, 100) == 100 && receive_bytes(to) == 100);
+	CHECK(send(from->fd, "", 1, 0) == 1 && poll(&(struct pollfd){to->fd, POLLIN, 0}, 1, 5000) == 1);
+	close(to->fd);
+	CHECK(poll(&(struct pollfd){from->fd, POLLIN, 0}, 1, 5000) == 1);
+	CHECK(receive_bytes(from) == 0);
+	return 0;
+}
+
 static double seconds(const struct timeval *t)
 {
 	return (double)t->tv_sec + (double)t->tv_usec / 1e6;
@@ -464,6 +482,8 @@ int main(int argc, char **argv)
 		r = bad_memory();
 	else if (argc == 2 && !strcmp(argv[1], "edges"))
 		r = edges();
+	else if (argc == 2 && !strcmp(argv[1], "closed"))
+		r = closed_in_order();
 	else if (argc == 5 && !strcmp(argv[1], "bench"))
 		return bench(strtoul(argv[2], NULL, 0), strtoul(argv[3], NULL, 0), !strcmp(argv[4], "lanes"));
 	if (r == 0)

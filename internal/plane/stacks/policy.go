@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -34,19 +35,26 @@ const (
 // ApplyPolicy implements plane.Policy: the TCP plane's tables are what decides.
 func (p *Plane) ApplyPolicy(model.PolicyChange) error { return nil }
 
-// CutForbidden implements plane.Policy.
+// CutForbidden implements plane.Policy. All tenants are asked at once: one whose answers take long
+// holds up no other's.
 func (p *Plane) CutForbidden() (cut int, err error) {
 	ctx, cancel := context.WithTimeout(p.ctx, moduleAnswers)
 	defer cancel()
-	var errs []error
+	var asked sync.WaitGroup
+	var mu sync.Mutex // guards cut and err
 	for t, l := range p.reached() {
-		n, err := p.cutForbiddenOf(ctx, l, t)
-		if cut += n; err != nil && !errors.Is(err, unix.ENODEV) && !errors.Is(err, errModuleEnded) {
-			errs = append(errs, fmt.Errorf("end connections of %s that are forbidden: %w", t.Name, err))
-		}
+		asked.Go(func() {
+			n, failed := p.cutForbiddenOf(ctx, l, t)
+			mu.Lock()
+			defer mu.Unlock()
+			if cut += n; failed != nil && !errors.Is(failed, unix.ENODEV) && !errors.Is(failed, errModuleEnded) {
+				err = errors.Join(err, fmt.Errorf("end connections of %s that are forbidden: %w", t.Name, failed))
+			}
+		})
 	}
+	asked.Wait()
 	p.cut.Add(uint64(cut))
-	return cut, errors.Join(errs...)
+	return cut, err
 }
 
 func (p *Plane) cutForbiddenOf(ctx context.Context, l *link, t *tenant) (cut int, err error) {

@@ -570,9 +570,11 @@ impl Objects {
         let mapped = match r.memory {
             0 => None,
             handle => {
+                let endpoint = usable(self.contexts.get(context))?.endpoint;
                 let memory =
                     usable(self.memories.get(handle).filter(|m| owns(context, m.context)))?;
-                Some(usable(Mapped::of(&memory.shared, r.memory_offset, r.length))?)
+                let shared = &memory.shared;
+                Some(usable(Mapped::of(endpoint, shared, r.memory_offset, r.length))?)
             }
         };
         let process = if mapped.as_ref().is_some_and(|m| m.is_all(r.length)) {

@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use verbs_protocol::cm_message::Message;
@@ -104,7 +105,7 @@ pub(crate) struct Inbound {
 #[expect(clippy::struct_excessive_bools, reason = "facts that do not depend on each other")]
 pub(crate) struct Link {
     pub(crate) endpoint: u32,
-    pub(crate) stream: TcpStream,
+    pub(crate) stream: Arc<TcpStream>,
     pub(crate) own: Gid,
     pub(crate) other: Gid,
     pub(crate) opener: bool,
@@ -263,7 +264,7 @@ impl Objects {
         let _ = stream.set_nodelay(true);
         let link = Link {
             endpoint,
-            stream,
+            stream: Arc::new(stream),
             own,
             other,
             opener,
@@ -316,7 +317,7 @@ impl Objects {
         let mut left = TURN_BYTES;
         while left > 0 {
             let Some(link) = self.links.get_mut(handle) else { return };
-            let got = link.stream.read(&mut link.received[link.filled..]);
+            let got = (&*link.stream).read(&mut link.received[link.filled..]);
             match got {
                 Ok(0) => return self.hear_end(handle),
                 // All comes by the card.
@@ -561,11 +562,15 @@ impl Objects {
     /// Sends what waits, as far as there is room.
     pub(crate) fn push(&mut self, handle: u32) {
         let Some(link) = self.links.get_mut(handle) else { return };
+        if link.direct.is_busy {
+            // Who writes to it goes on with what waits.
+            return;
+        }
         if link.card.as_ref().is_some_and(|c| c.active) {
             return self.push_by_card(handle);
         }
         while !link.unsent.is_empty() {
-            match link.stream.write(link.unsent.as_slices().0) {
+            match (&*link.stream).write(link.unsent.as_slices().0) {
                 Ok(n) => {
                     link.unsent.drain(..n);
                     // The other end takes bytes: it is no silence while they go.

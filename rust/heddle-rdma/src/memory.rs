@@ -22,6 +22,9 @@ use crate::table::Table;
 /// processor's cache between the two copies.
 pub(crate) const CHUNK: usize = 64 * 1024;
 
+/// Bytes of a page, or of a part of one.
+const PAGE: usize = 4096;
+
 /// Pieces of which a connection takes bytes in one system call.
 pub(crate) const PARTS_MAX: usize = 8;
 
@@ -112,12 +115,14 @@ impl Process {
 enum Backing {
     /// In a program, at this address.
     Process(Arc<Process>, u64),
-    /// In memory that the router has mapped, from this offset.
-    Shared(Arc<SharedMemory>, u64),
+    /// In memory of this endpoint that the router has mapped, from this offset.
+    Shared(u32, Arc<SharedMemory>, u64),
 }
 
 /// The bytes of a region that are in memory that the router has mapped.
 pub(crate) struct Mapped {
+    /// Handle of the endpoint that it is of.
+    endpoint: u32,
     shared: Arc<SharedMemory>,
     /// The first of them, and how many there are.
     first: u64,
@@ -128,13 +133,18 @@ pub(crate) struct Mapped {
 
 impl Mapped {
     /// Those of a region of this length whose first byte would lie at `offset` (modulo 2^64) of the
-    /// memory. None if it has none of them.
-    pub(crate) fn of(shared: &Arc<SharedMemory>, offset: u64, length: u64) -> Option<Self> {
+    /// memory of an endpoint. None if it has none of them.
+    pub(crate) fn of(
+        endpoint: u32,
+        shared: &Arc<SharedMemory>,
+        offset: u64,
+        length: u64,
+    ) -> Option<Self> {
         let all = shared.len() as u64;
         // Regions and memory are shorter than 2^63 bytes, so that one of the two is meant.
         let (first, at) = if offset < all { (0, offset) } else { (offset.wrapping_neg(), 0) };
         let length = length.checked_sub(first)?.min(all - at);
-        (length > 0).then(|| Self { shared: Arc::clone(shared), first, length, at })
+        (length > 0).then(|| Self { endpoint, shared: Arc::clone(shared), first, length, at })
     }
 
     /// What a card is to register for it: memory, offset and length, and how many bytes of the
@@ -175,7 +185,8 @@ impl Region {
         self.of_program(from, end.min(first), pieces)?;
         let (begin, stop) = (from.max(first), end.min(last));
         if begin < stop {
-            let backing = Backing::Shared(Arc::clone(&mapped.shared), mapped.at + (begin - first));
+            let (shared, at) = (Arc::clone(&mapped.shared), mapped.at + (begin - first));
+            let backing = Backing::Shared(mapped.endpoint, shared, at);
             pieces.push(Piece { backing, length: size(stop - begin)? });
         }
         self.of_program(from.max(last), end, pieces)
@@ -309,9 +320,11 @@ impl Copier {
         length: usize,
     ) -> Result<(), Side> {
         if let Some(place) = from.place(read, length) {
+            from.fetch(worker, place);
             return to.transfer(worker, written, place, true).map_err(|Fault| Side::Destination);
         }
         let own = if let Some(place) = to.place(written, length) {
+            to.fetch(worker, place);
             place
         } else {
             let own = self.buffer.get_mut(..length).ok_or(Side::Source)?;
@@ -325,12 +338,9 @@ impl Copier {
     }
 }
 
-fn is_mapped(pieces: &[Piece]) -> bool {
-    pieces.iter().all(|p| matches!(p.backing, Backing::Shared(..)))
-}
-
 /// Copies with the pieces in [`Objects::from`] and [`Objects::to`], which are empty afterwards.
-/// Memory of programs is copied without the baton.
+/// Memory of programs is copied without the baton, also what the router has mapped: a page of it
+/// that is swapped out, or that a program makes a hole over, does not come at once either.
 impl Objects {
     fn with_pieces<R>(
         self: &mut Box<Self>,
@@ -339,7 +349,7 @@ impl Objects {
         let (mut from, mut to) = (std::mem::take(&mut self.from), std::mem::take(&mut self.to));
         // None if another thread is stuck with it.
         let mut copier = self.copier.take().unwrap_or_else(Copier::new);
-        let result = if is_mapped(&from) && is_mapped(&to) {
+        let result = if from.is_empty() && to.is_empty() {
             copy(&self.worker, &mut copier, &from, &to)
         } else {
             self.without_baton(|worker| copy(worker, &mut copier, &from, &to))
@@ -381,43 +391,6 @@ impl Objects {
         loaded
     }
 
-    /// Where the bytes of [`Objects::from`] are, if all are mapped, and in few pieces.
-    pub(crate) fn mapped_parts<'a>(
-        &self,
-        room: &'a mut [(*const u8, usize); PARTS_MAX],
-    ) -> Option<&'a [(*const u8, usize)]> {
-        for (part, piece) in room.get_mut(..self.from.len())?.iter_mut().zip(&self.from) {
-            let (at, length) = piece.place(0, piece.length)?;
-            *part = (at.cast_const(), length);
-        }
-        room.get(..self.from.len())
-    }
-
-    /// Gives the bytes of [`Objects::from`], which are mapped and at most a chunk, to a function,
-    /// from `skip` on.
-    pub(crate) fn load_rest(
-        self: &mut Box<Self>,
-        mut skip: usize,
-        mut take: impl FnMut(&mut Self, &[u8]),
-    ) {
-        let from = std::mem::take(&mut self.from);
-        let mut copier = self.copier.take().unwrap_or_else(Copier::new);
-        for piece in &from {
-            let passed = skip.min(piece.length);
-            skip -= passed;
-            let length = piece.length - passed;
-            if let Some(own) = copier.buffer.get_mut(..length).filter(|_| length > 0)
-                && let own = (own.as_mut_ptr(), length)
-                && piece.transfer(&self.worker, passed, own, false).is_ok()
-            {
-                take(self, &copier.buffer[..length]);
-            }
-        }
-        self.copier = Some(copier);
-        self.from = from;
-        self.from.clear();
-    }
-
     /// Writes bytes to all of [`Objects::to`].
     pub(crate) fn store(self: &mut Box<Self>, from: &[u8]) -> Result<(), Fault> {
         self.with_pieces(|worker, _, _, to| {
@@ -430,13 +403,25 @@ impl Objects {
 impl Piece {
     /// The address of `length` bytes from `skip` on, if the router has them mapped.
     fn place(&self, skip: usize, length: usize) -> Option<(*mut u8, usize)> {
-        let Backing::Shared(memory, at) = &self.backing else { return None };
+        let Backing::Shared(_, memory, at) = &self.backing else { return None };
         let at = usize::try_from(*at).ok()?.checked_add(skip)?;
         if at.checked_add(length)? > memory.len() {
             return None;
         }
         // SAFETY: the check above says that the range lies in the mapping.
         Some((unsafe { memory.as_ptr().byte_add(at) }.as_ptr(), length))
+    }
+
+    /// Waits for the pages of bytes of it that are mapped here: a copy that has two sides would not
+    /// tell whose page it waits for.
+    fn fetch(&self, worker: &Worker, (at, length): (*mut u8, usize)) {
+        let Backing::Shared(endpoint, ..) = &self.backing else { return };
+        worker.touches(*endpoint);
+        for skip in (0..length).step_by(PAGE).chain(length.checked_sub(1)) {
+            // SAFETY: `skip` is less than `length`, and that many bytes are mapped. They may change
+            // meanwhile: nobody looks at what is read.
+            let _ = unsafe { at.add(skip).read_volatile() };
+        }
     }
 
     /// Copies between `own`, which is mapped here, and as many bytes from `skip` on; `write` is to
@@ -449,7 +434,8 @@ impl Piece {
         write: bool,
     ) -> Result<(), Fault> {
         match &self.backing {
-            Backing::Shared(..) => {
+            Backing::Shared(endpoint, ..) => {
+                worker.touches(*endpoint);
                 let (there, _) = self.place(skip, length).ok_or(Fault)?;
                 let (from, to) = if write { (own, there) } else { (there, own) };
                 // SAFETY: both ranges are mapped. The program may write to one meanwhile: what is
@@ -466,6 +452,39 @@ impl Piece {
             }
         }
     }
+}
+
+/// Where the bytes of pieces of one endpoint are, if all are mapped, and in few pieces; and whose
+/// they are.
+pub(crate) fn mapped_parts<'a>(
+    pieces: &[Piece],
+    room: &'a mut [(*const u8, usize); PARTS_MAX],
+) -> Option<(u32, &'a [(*const u8, usize)])> {
+    let mut owner = 0;
+    for (part, piece) in room.get_mut(..pieces.len())?.iter_mut().zip(pieces) {
+        let (at, length) = piece.place(0, piece.length)?;
+        if let Backing::Shared(endpoint, ..) = piece.backing {
+            owner = endpoint;
+        }
+        *part = (at.cast_const(), length);
+    }
+    Some((owner, room.get(..pieces.len())?))
+}
+
+/// Copies what pieces have from `skip` on, at most a chunk of it.
+pub(crate) fn rest_of(worker: &Worker, pieces: &[Piece], mut skip: usize) -> Vec<u8> {
+    let mut rest = Vec::new();
+    for piece in pieces {
+        let passed = skip.min(piece.length);
+        skip -= passed;
+        let (begin, length) = (rest.len(), piece.length - passed);
+        rest.resize(begin + length, 0);
+        let own = (rest[begin..].as_mut_ptr(), length);
+        if piece.transfer(worker, passed, own, false).is_err() {
+            rest.truncate(begin);
+        }
+    }
+    rest
 }
 
 /// Copies between `own`, which is mapped here, and pieces with as many bytes; `write` is to the

@@ -316,7 +316,7 @@ impl Objects {
                     Header { number, total: value, ..Header::new(Kind::AtomicResponse) }
                 }
                 Response::Key { key } => self.describe_key(handle, key),
-                Response::Read { .. } => return Some(response),
+                Response::Read { .. } => return (!link.direct.is_busy).then_some(response),
             };
             let link = self.links.get_mut(handle)?;
             link.say(&header);

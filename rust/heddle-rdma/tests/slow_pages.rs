@@ -3,12 +3,15 @@
 
 mod support;
 
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use shared_ring::SharedMemory;
 use support::pages::Pages;
 use support::{
-    End, Router, Sge, at, attacked, eventually, pair_of, receiving, request, sending, sge,
+    Device, End, Router, Sge, at, attacked, eventually, pair_of, receiving, request, sending, sge,
 };
 use verbs_protocol::agent::{Limits, Message};
 use verbs_protocol::statistics::Reason;
@@ -128,6 +131,95 @@ fn a_page_that_does_not_come_for_a_peer_holds_up_nobody_else() {
 fn a_page_that_does_not_come_when_it_is_registered_holds_up_nobody_else() {
     let _one = one();
     attacked("watch", |router| page_that_does_not_come(router, Way::Registration));
+}
+
+/// Bytes of the memory that holes are made in: long enough for the watch to see that somebody
+/// waits.
+const HOLED: usize = 256 << 20;
+
+/// Fills memory that the router has mapped and makes one hole of it. Meanwhile a peer writes to it,
+/// and another endpoint asks for something again and again: the longest time that this took, and
+/// how long the hole did.
+fn hole(
+    (a, key): (&mut End, u32),
+    (shared, fd): (&SharedMemory, &OwnedFd),
+    other: &mut Device,
+) -> (Duration, Duration) {
+    const MODE: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    let own = a.whole();
+    // SAFETY: all of the memory is mapped. The router writes to it as well, and nobody reads it.
+    unsafe { shared.as_ptr().write_bytes(1, HOLED) };
+    let (begun, over) = (AtomicBool::new(false), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let punched = scope.spawn(|| {
+            begun.store(true, Ordering::SeqCst);
+            let start = Instant::now();
+            let length = libc::off_t::try_from(HOLED).unwrap();
+            // SAFETY: this takes numbers.
+            let punched = unsafe { libc::fallocate(fd.as_raw_fd(), MODE, 0, length) };
+            let took = start.elapsed();
+            over.store(true, Ordering::SeqCst);
+            assert_eq!(punched, 0);
+            took
+        });
+        let asked = scope.spawn(|| {
+            let mut longest = Duration::ZERO;
+            while !over.load(Ordering::SeqCst) {
+                let start = Instant::now();
+                let pd = other.pd();
+                longest = longest.max(start.elapsed());
+                other.object(abi::VERBS_DEALLOC_PD, pd).unwrap();
+            }
+            longest
+        });
+        eventually("the hole", || begun.load(Ordering::SeqCst).then_some(()));
+        let mut at = 0;
+        while !over.load(Ordering::SeqCst) {
+            at = (at + 77 * 4096) % (HOLED as u64 - 4096);
+            let head =
+                abi::verbs_send { remote_address: at, rkey: key, ..request(ibv::WR_RDMA_WRITE, 2) };
+            a.send(&sending(head, &[own]));
+            assert_eq!(a.sends.result(), (2, ibv::WC_SUCCESS));
+        }
+        (asked.join().unwrap(), punched.join().unwrap())
+    })
+}
+
+/// Pages that the router has mapped, in a range of which their owner makes a hole: who touches one
+/// waits for all of the hole.
+fn holes_in_mapped_memory(router: &Router) -> bool {
+    const TIMES: usize = 12;
+    let large = Limits { memory_mib: 1024, ..Limits::default() };
+    for n in 1..=3 {
+        router.add(n, large);
+    }
+    let (mut a, mut b) = pair_of([router; 2], [1, 2], ibv::QPT_RC, 64, |_| ());
+    let (_, key, shared) = b.device.shared(b.pd, HOLED as u64);
+    let fd = shared.as_fd().try_clone_to_owned().unwrap();
+    let mut other = router.open(3);
+    let is_found = || router.times(2, Reason::MemorySlow) == 1;
+    let mut make = || {
+        let (longest, took) = hole((&mut a, key), (&shared, &fd), &mut other);
+        longest > took / 2
+    };
+    let mut starved = 0;
+    for _ in 0..TIMES {
+        starved += usize::from(make());
+        if is_found() {
+            // A processor may be busy at one time, but not at all times.
+            assert!((0..TIMES).any(|_| !make()), "others wait although it is found");
+            assert_eq!(router.times(1, Reason::MemorySlow), 0, "the peer does not hold up others");
+            return false;
+        }
+    }
+    assert!(starved > 0, "nobody waits for a hole");
+    true
+}
+
+#[test]
+fn a_hole_that_is_made_in_mapped_memory_holds_up_nobody_else() {
+    let _one = one();
+    attacked("watch", holes_in_mapped_memory);
 }
 
 /// An endpoint whose pages come late until it has a thread of its own, and its peer.

@@ -418,9 +418,10 @@ impl Piece {
         let Backing::Shared(endpoint, ..) = &self.backing else { return };
         worker.touches(*endpoint);
         for skip in (0..length).step_by(PAGE).chain(length.checked_sub(1)) {
-            // SAFETY: `skip` is less than `length`, and that many bytes are mapped. They may change
-            // meanwhile: nobody looks at what is read.
-            let _ = unsafe { at.add(skip).read_volatile() };
+            // SAFETY: `skip` is less than `length`, and that many bytes are mapped.
+            let byte = unsafe { at.add(skip) };
+            // SAFETY: as above. It may change meanwhile: nobody looks at what is read.
+            let _ = unsafe { byte.read_volatile() };
         }
     }
 

@@ -141,12 +141,11 @@ const HOLED: usize = 256 << 20;
 /// and another endpoint asks for something again and again: the longest time that this took, and
 /// how long the hole did.
 fn hole(
-    (a, key): (&mut End, u32),
+    (a, own, key): (&mut End, Sge, u32),
     (shared, fd): (&SharedMemory, &OwnedFd),
     other: &mut Device,
 ) -> (Duration, Duration) {
     const MODE: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-    let own = a.whole();
     // SAFETY: all of the memory is mapped. The router writes to it as well, and nobody reads it.
     unsafe { shared.as_ptr().write_bytes(1, HOLED) };
     let (begun, over) = (AtomicBool::new(false), AtomicBool::new(false));
@@ -194,12 +193,13 @@ fn holes_in_mapped_memory(router: &Router) -> bool {
         router.add(n, large);
     }
     let (mut a, mut b) = pair_of([router; 2], [1, 2], ibv::QPT_RC, 64, |_| ());
+    let (_, own, _) = a.device.shared(a.pd, 4096);
     let (_, key, shared) = b.device.shared(b.pd, HOLED as u64);
     let fd = shared.as_fd().try_clone_to_owned().unwrap();
     let mut other = router.open(3);
     let is_found = || router.times(2, Reason::MemorySlow) == 1;
     let mut make = || {
-        let (longest, took) = hole((&mut a, key), (&shared, &fd), &mut other);
+        let (longest, took) = hole((&mut a, (0, 64, own), key), (&shared, &fd), &mut other);
         longest > took / 2
     };
     let mut starved = 0;

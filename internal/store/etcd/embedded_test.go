@@ -189,7 +189,7 @@ func TestExternalEtcd(t *testing.T) {
 		other, _ := secure(t)
 		foreign := joinTLS(t, other)
 		foreign.RootCAs = settings.RootCAs
-		if _, err := Connect(t.Context(), []string{client}, testNetwork, WithTimeout(time.Second), WithTLS(foreign)); err == nil || !strings.Contains(err.Error(), "refuses this node's certificate") {
+		if _, err := Connect(t.Context(), []string{client}, testNetwork, WithTimeout(DefaultTimeout), WithTLS(foreign)); err == nil || !strings.Contains(err.Error(), "refuses this node's certificate") {
 			t.Errorf("%v", err)
 		}
 	})

@@ -86,12 +86,14 @@ func (c *call) connect() {
 // tellConnected has connect() succeed. A caller that was interrupted meanwhile calls again, by
 // itself, and is told then. The socket's lock is held.
 func (c *call) tellConnected(o *outgoing) {
+	// Then this call is one that was interrupted: the caller has been told by a later one.
+	known := c.n.Flags&told != 0 && !c.t.outgoingOf(c.n.ID).untold()
 	c.n.Flags |= told
 	c.write()
 	c.leaveFile()
 	if c.Return(0) == nil {
 		o.told.Store(true)
-	} else {
+	} else if !known {
 		c.t.expect(c.n.ID, o)
 	}
 }

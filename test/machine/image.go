@@ -162,15 +162,8 @@ func addModules(tree, version, root string, names []string) error {
 	return os.WriteFile(filepath.Join(root, "modules/order"), []byte(strings.Join(order, "\n")+"\n"), 0o644)
 }
 
-// initScript is what the kernel runs. The script's exit code goes to a serial line of its own,
-// where nothing else is written.
-const initScript = `#!/bin/busybox sh
-export PATH=/usr/bin:/usr/sbin:/bin:/sbin:/applets HOME=/root
-/bin/busybox mkdir /applets
-/bin/busybox --install -s /applets
-mount -t proc proc /proc
-mount -t sysfs sysfs /sys
-mount -t devtmpfs dev /dev
+// systemMounts is what every machine has beside /proc and /dev.
+const systemMounts = `mount -t sysfs sysfs /sys
 mkdir -p /dev/shm /dev/pts
 mount -t tmpfs shm /dev/shm
 mount -t devpts pts /dev/pts
@@ -179,7 +172,17 @@ mount -t cgroup2 cgroup2 /sys/fs/cgroup
 mount -t bpf bpf /sys/fs/bpf
 ulimit -l unlimited
 ip link set lo up
-for module in $(cat /modules/order); do insmod /modules/$module || echo "machine: $module cannot be loaded"; done
+`
+
+// initScript is what the kernel runs. The script's exit code goes to a serial line of its own,
+// where nothing else is written.
+const initScript = `#!/bin/busybox sh
+export PATH=/usr/bin:/usr/sbin:/bin:/sbin:/applets HOME=/root
+/bin/busybox mkdir /applets
+/bin/busybox --install -s /applets
+mount -t proc proc /proc
+mount -t devtmpfs dev /dev
+` + systemMounts + `for module in $(cat /modules/order); do insmod /modules/$module || echo "machine: $module cannot be loaded"; done
 /usr/bin/dash /script
 echo "code $?" >/dev/ttyS1
 poweroff -f
@@ -211,16 +214,7 @@ exec $busybox switch_root $root /bin/sh /run/system
 `
 
 const systemScript = `export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin HOME=/root
-mount -t sysfs sysfs /sys
-mkdir -p /dev/shm /dev/pts
-mount -t tmpfs shm /dev/shm
-mount -t devpts pts /dev/pts
-mount -t securityfs securityfs /sys/kernel/security
-mount -t cgroup2 cgroup2 /sys/fs/cgroup
-mount -t bpf bpf /sys/fs/bpf
-ulimit -l unlimited
-ip link set lo up
-cd /root
+` + systemMounts + `cd /root
 sh /run/script
 echo "code $?" >/dev/ttyS1
 echo o >/proc/sysrq-trigger

@@ -79,7 +79,7 @@ node; --up does that.`, labContainers),
 			return err
 		},
 		Run: func(ctx context.Context, s *session.Session) (r Result, err error) {
-			r = Result{Machine: plot.Subtitle(o), Background: s.Background, Profile: sixSettings.String()}
+			r = Result{Machine: plot.Subtitle(o), Background: s.Background, Profile: harmless.String()}
 			o.Program = s.Program
 			undo, err := apply(ctx, s.Lab)
 			if err == nil {

@@ -75,9 +75,9 @@ func TestGoals(t *testing.T) {
 		r    Result
 		want string
 	}{
-		{sample(t, 4e6), "reached, reached, reached, reached"},
-		{sample(t, 3.9e6), "not reached, reached, reached, reached"},
-		{Result{}, "not measured in this run, not measured in this run, not measured in this run, not measured in this run"},
+		{sample(t, 4e6), "reached, reached, reached, reached, reached"},
+		{sample(t, 3.9e6), "not reached, reached, reached, reached, reached"},
+		{Result{}, strings.Repeat("not measured in this run, ", 4) + "not measured in this run"},
 	} {
 		if got := verdicts(tt.r); got != tt.want {
 			t.Errorf("got %s, want %s", got, tt.want)

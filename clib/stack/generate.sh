@@ -1,17 +1,22 @@
 #!/usr/bin/env bash
-# Makes the Rust and the Go side of protocol.h, the only source of what they share. `make generate` runs it, `make check`
+# Makes the Rust and the Go side of protocol.h and queues.h, the only source of what they share. `make generate` runs it, `make check`
 # sees whether its results are those that are committed.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 header=$here/protocol.h
 # Padding would be bytes that nobody named, and that a message would carry out of its sender.
 clang -std=gnu11 -Wall -Werror=padded -fsyntax-only -x c "$header"
+clang -std=gnu11 -Wall -Werror=padded -fsyntax-only -x c "$here/queues.h"
 
 # rustfmt is that of rust-toolchain.toml.
 cd "$here/../../rust/heddle-stack"
 bindgen --with-derive-default --no-layout-tests --no-doc-comments --no-prepend-enum-name \
 	--allowlist-type 'stack_.*' --allowlist-var 'STACK_.*' "$header" -- -std=gnu11 >src/abi.rs
-rustfmt --edition 2024 --config-path ../rustfmt.toml src/abi.rs
+# Of shared memory only places are asked for.
+bindgen --with-derive-default --no-layout-tests --no-doc-comments --no-prepend-enum-name \
+	--no-default 'queues_(header|stream)' --no-debug 'queues_(header|stream)' \
+	--allowlist-type 'queues_.*' --allowlist-var 'QUEUES_.*' "$here/queues.h" -- -std=gnu11 -DQUEUES_LAYOUT_ONLY >src/queues/abi.rs
+rustfmt --edition 2024 --config-path ../rustfmt.toml src/abi.rs src/queues/abi.rs
 
 # cgo reads the header here; what it writes needs no cgo. Members are named as Go does.
 cd "$here/../../internal/plane/stacks/protocol"

@@ -12,6 +12,7 @@
 //! | `ports` | who has which port |
 //! | `packet` | segments, out of bytes of anybody's |
 //! | `proto` | messages, out of bytes of the agent's |
+//! | `queues` | the service of guests that have queues instead of pairs |
 //! | `settings`, `bucket` | options, rates |
 //! | `client` | the agent's side, for tests and measurements |
 //! | `sys` | system calls beside those of `unix-io`; with the layouts of `proto` all unsafe code |
@@ -27,6 +28,7 @@ mod outbox;
 pub mod packet;
 mod ports;
 pub mod proto;
+pub mod queues;
 mod settings;
 mod sys;
 mod tenant;

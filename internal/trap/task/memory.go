@@ -10,7 +10,7 @@ import (
 // ReadMemory reads n bytes at addr in the memory of thread tid, or fewer if they end before.
 // Nothing to read is no error: a pointer may be wrong.
 func ReadMemory(tid uint32, addr uint64, n int) ([]byte, error) {
-	if addr == 0 || addr > math.MaxInt64 {
+	if n <= 0 || addr == 0 || addr > math.MaxInt64 {
 		return nil, nil
 	}
 	b := make([]byte, n)

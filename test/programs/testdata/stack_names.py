@@ -81,6 +81,21 @@ def listening():
     assert done == [c.getsockname()], done
 
 
+def lengths():
+    """Attack: lengths of nothing ended the agent."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    s = socket.socket()
+    room = ctypes.create_string_buffer(128)
+    for call, *rest in (
+        (libc.bind, room, 0),
+        (libc.connect, room, 0),
+        (libc.setsockopt, socket.IPPROTO_TCP, socket.TCP_NODELAY, room, 0),
+        (libc.setsockopt, socket.SOL_SOCKET, socket.SO_LINGER, room, 0),
+    ):
+        assert call(s.fileno(), *rest) == -1 and ctypes.get_errno() == errno.EINVAL, (call, ctypes.get_errno())
+    s.connect((host, port))  # the agent is there
+
+
 def nonblocking():
     s = socket.socket()
     s.setblocking(False)
@@ -146,6 +161,6 @@ def others():
     assert a.getsockname() == ""
 
 
-for test in names, listening, nonblocking, closed, interrupted, others:
+for test in names, listening, lengths, nonblocking, closed, interrupted, others:
     test()
     print(test.__name__, flush=True)

@@ -577,8 +577,12 @@ impl Objects {
                     link.heard = Instant::now();
                 }
                 Err(err) if sys::would_block(&err) => break,
-                // The reader finds the end.
-                Err(_) => link.unsent.clear(),
+                Err(_) => {
+                    // Of whatever it was: what comes after what is lost must not be sent, and the
+                    // reader finds the end.
+                    link.unsent.clear();
+                    let _: io::Result<()> = link.stream.shutdown(Shutdown::Both);
+                }
             }
         }
         // What is owed goes on as soon as there is room.

@@ -3,7 +3,7 @@
 mod support;
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
@@ -219,12 +219,17 @@ fn those_that_may_not_speak_do_not() {
 /// A connection on which the test plays the router of endpoint 2, whose queue pair has number 9.
 /// What it says first is `greeting`.
 fn intrude(router: &Router, greeting: &Greeting) -> TcpStream {
+    intrude_with(router, greeting).0
+}
+
+/// The same, with the router's end.
+fn intrude_with(router: &Router, greeting: &Greeting) -> (TcpStream, TcpStream) {
     let (ours, theirs) = tcp_pair();
     let accepted = Message::Accepted { endpoint: 1, source: gid(2), destination: gid(1) };
     router.tell(&accepted, &[theirs.as_raw_fd()]);
     ours.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
     (&ours).write_all(&greeting.encode()).unwrap();
-    ours
+    (ours, theirs)
 }
 
 fn greeting(qp: u32) -> Greeting {
@@ -251,11 +256,27 @@ fn rest(mut stream: &TcpStream) -> Vec<u8> {
 
 /// An end whose peer is queue pair 9 of endpoint 2.
 fn waiting(router: &Router) -> End {
+    waiting_as(router, |_| ())
+}
+
+fn waiting_as(router: &Router, edit: impl Fn(&mut abi::verbs_qp_attr)) -> End {
     let mut end = End::new(router, 1, ibv::QPT_RC, 1, 4096);
     // The lesser GID opens, and there is nobody to connect with.
     router.net.refuse(libc::ECONNREFUSED);
-    end.device.connect(end.qp.number, ibv::QPT_RC, (2, 9), |_| ());
+    end.device.connect(end.qp.number, ibv::QPT_RC, (2, 9), edit);
     end
+}
+
+#[test]
+fn a_connection_that_takes_no_bytes_has_ended() {
+    let (router, _) = nodes();
+    // What it waits for it waits for without an end.
+    let mut end = waiting_as(&router, |a| a.timeout = 0);
+    let (mut ours, theirs) = intrude_with(&router, &greeting(end.qp.number));
+    ours.read_exact(&mut [0; wire::GREETING]).unwrap();
+    theirs.shutdown(Shutdown::Write).unwrap();
+    end.send(&sending(request(ibv::WR_SEND, 1), &[end.whole()]));
+    assert_eq!(end.sends.result(), (1, ibv::WC_RETRY_EXC_ERR));
 }
 
 #[test]

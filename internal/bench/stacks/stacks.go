@@ -52,12 +52,12 @@ func Command() session.Command {
 	return session.Benchmark[Result]{
 		Name:  "stacks",
 		Short: "Measure each stack that a profile can choose, between nodes and over a line with losses",
-		Long: fmt.Sprintf(`Measures streams, writes, new connections and redis with each stack, beside Heddle without a profile and the host, and what arrives
+		Long: fmt.Sprintf(`Measures streams, writes, new connections and redis with each stack, beside Heddle without a profile, the overlay and the host, and what arrives
 of a stream over a line of 12 Mb/s with a round trip of 350 ms and losses. The lab must have been made with --stacks and %d containers a
 node; --up does that.`, labContainers),
 		Lab: session.Needs{Program: true, Size: lab.Size{Containers: labContainers, Stacks: true}},
 		Flags: func(f session.Flags) {
-			f.Modes, f.Scopes = []string{string(bench.Host), string(bench.Heddle)}, []string{string(bench.Inter)}
+			f.Modes, f.Scopes = []string{string(bench.Host), string(bench.Overlay), string(bench.Heddle)}, []string{string(bench.Inter)}
 			f.DeclareWorkloads(workloads, "some of them, or iperf3, rr, crr8, crr64")
 			f.BoolVar(&far, "far", true, "measure over the line with losses, too")
 			f.BoolVar(&shared, "tenants", true, "measure containers that share a module, too")

@@ -2,7 +2,7 @@
 
 use core::ffi::c_int;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use crate::{check, own};
@@ -74,6 +74,13 @@ impl Epoll {
             Err(err) if err.kind() == io::ErrorKind::Interrupted => Ok(()),
             Err(err) => Err(err),
         }
+    }
+}
+
+impl AsFd for Epoll {
+    /// Readable when a descriptor in it has an event.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 

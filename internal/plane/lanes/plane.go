@@ -47,6 +47,13 @@ type Config struct {
 
 // Plane is the plane of lanes of one node.
 type Plane struct {
+	// Connections are the TCP plane's, with its policy and its end.
+	plane.WithoutDevices
+	plane.WithoutRequests
+	plane.WithoutNetwork
+	plane.WithoutPolicy
+	plane.WithoutLimits
+
 	cfg   Config
 	proc  task.Proc
 	netns uint64 // of the node's sockets

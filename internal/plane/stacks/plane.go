@@ -55,6 +55,13 @@ type Config struct {
 
 // Plane is the plane of stack modules of one node.
 type Plane struct {
+	// Packets of a module pass the TCP plane's programs at the endpoint's veth, as the container's
+	// own do.
+	plane.WithoutDevices
+	plane.WithoutRequests
+	plane.WithoutNetwork
+	plane.WithoutLimits
+
 	cfg   Config
 	proc  task.Proc
 	pairs *pairs

@@ -52,6 +52,12 @@ type Config struct {
 
 // Plane is the verbs plane of one node.
 type Plane struct {
+	// Connections of queue pairs are TCP connections of their endpoints, so that policy and paths
+	// are the TCP plane's.
+	plane.WithoutDevices
+	plane.WithoutNetwork
+	plane.WithoutPolicy
+
 	cfg       Config
 	wake      chan struct{}  // of Run: there is an endpoint
 	accepting sync.WaitGroup // a goroutine for each endpoint

@@ -202,6 +202,9 @@ func (p *Plane) SetLimits(e model.Endpoint, _ []model.Endpoint) error {
 	return nil
 }
 
+// SpreadLimits implements plane.Limits: the router has no devices.
+func (p *Plane) SpreadLimits() {}
+
 // RestoreLimits implements plane.Limits: endpoints are attached with theirs.
 func (p *Plane) RestoreLimits([]model.Endpoint) error { return nil }
 
@@ -277,3 +280,6 @@ func (ep *endpoint) report() api.RDMADevice {
 	d.Errors = r.errors
 	return d
 }
+
+// Connections implements plane.Reports: those of queue pairs are the TCP plane's to list.
+func (p *Plane) Connections() ([]model.Connection, error) { return nil, nil }

@@ -26,9 +26,9 @@
 
 /* Constants that older headers lack. */
 #define RING_GET_SEALS   1034
-#define RING_SIZE_SEALS  (1 | 2 | 4) /* F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW */
-#define RING_WRITE_SEALS (8 | 16)    /* F_SEAL_WRITE, F_SEAL_FUTURE_WRITE */
-#define RING_TMPFS       0x01021994  /* TMPFS_MAGIC */
+#define RING_SIZE_SEALS  (2 | 4)    /* F_SEAL_SHRINK, F_SEAL_GROW */
+#define RING_WRITE_SEALS (8 | 16)   /* F_SEAL_WRITE, F_SEAL_FUTURE_WRITE */
+#define RING_TMPFS       0x01021994 /* TMPFS_MAGIC */
 
 /* Bytes that a ring of this many slots takes. */
 static inline size_t ring_size(uint32_t capacity)

@@ -119,6 +119,17 @@ impl Objects {
             abi::VERBS_KIND_RDMA_CM => return self.cm_hello(context),
             _ => return Err(EINVAL),
         }
+        let bytes = u64::from(abi::VERBS_CONTEXT_SIZE);
+        self.charge(context, Quota::Memory, bytes)?;
+        let made = self.make_context(context);
+        if made.is_err() {
+            self.refund(context, Quota::Memory, bytes);
+        }
+        made
+    }
+
+    /// Makes what a device has from the first request on.
+    fn make_context(&mut self, context: u32) -> Result<Answer, Errno> {
         let length = abi::VERBS_CONTEXT_SIZE as usize;
         let memory = SharedMemory::create(c"verbs-context", length).map_err(|_| ENOMEM)?;
         let ends = doorbell::descriptors().map_err(|_| ENOMEM)?;
@@ -176,6 +187,9 @@ impl Objects {
     }
 
     fn charge(&mut self, context: u32, quota: Quota, amount: u64) -> Result<(), Errno> {
+        if matches!(quota, Quota::Memory | Quota::Memories) {
+            self.take_gone();
+        }
         let free = self.free(quota);
         let endpoint = usable(self.endpoint_of(context))?;
         if !endpoint.charge(quota, amount, free) {
@@ -309,9 +323,9 @@ impl Objects {
         let (cq, fd) = self.with_memory(context, Quota::Cqs, length, |objects, memory| {
             ring::create(memory, at, capacity).ok()?;
             let ring = CompletionRing::attach(memory, capacity)?;
-            let size = size(length);
+            let memory = Arc::clone(memory);
             let cq =
-                Cq { context, users: 0, user, channel, ring, size, dead: false, touched: false };
+                Cq { context, users: 0, user, channel, ring, memory, dead: false, touched: false };
             objects.cqs.insert(cq, 0)
         })?;
         if let Some(channel) = self.channels.get_mut(channel) {
@@ -334,7 +348,6 @@ impl Objects {
         if request.cqe > MAX_CQE || request.cqe <= cq.ring.capacity() {
             return Err(EINVAL);
         }
-        let before = cq.size;
         let capacity = request.cqe.next_power_of_two();
         let at = abi::VERBS_CQ_RING as usize;
         let length = at + ring_size(capacity);
@@ -342,17 +355,17 @@ impl Objects {
         let made = SharedMemory::create(c"verbs-rings", length).ok().and_then(|memory| {
             ring::create(&memory, at, capacity).ok()?;
             let fd = memory.as_fd().try_clone_to_owned().ok()?;
-            Some((CompletionRing::attach(&memory, capacity)?, fd))
+            Some((CompletionRing::attach(&memory, capacity)?, memory, fd))
         });
-        let Some((ring, fd)) = made else {
+        let Some((ring, memory, fd)) = made else {
             self.refund(context, Quota::Memory, size(length));
             self.full(context);
             return Err(ENOMEM);
         };
         let cq = usable(self.cqs.get_mut(request.cq))?;
         cq.ring.go_on_in(ring);
-        cq.size = size(length);
-        self.refund(context, Quota::Memory, before);
+        let former = std::mem::replace(&mut cq.memory, memory);
+        self.let_go_of(context, former);
         let (cq, memory_size) = (request.cq, size(length));
         let reply = abi::verbs_create_cq_reply { cq, capacity, memory_size, ..Default::default() };
         let mut answer = answer(&reply);
@@ -365,7 +378,7 @@ impl Objects {
         if cq.users > 0 {
             return Err(EBUSY);
         }
-        let (channel, bytes) = (cq.channel, cq.size);
+        let (channel, memory) = (cq.channel, Arc::clone(&cq.memory));
         self.cqs.remove(handle);
         if let Some(channel) = self.channels.get_mut(channel) {
             channel.users -= 1;
@@ -374,7 +387,7 @@ impl Objects {
             channel.events.held.retain(|event| event[8..12] != handle.to_ne_bytes());
         }
         self.refund(context, Quota::Cqs, 1);
-        self.refund(context, Quota::Memory, bytes);
+        self.let_go_of(context, memory);
         Ok(done())
     }
 
@@ -401,7 +414,7 @@ impl Objects {
                 user: r.user,
                 pd: r.pd,
                 ring,
-                size: size(length),
+                memory: Arc::clone(memory),
                 max_wr: r.max_wr,
                 max_sge,
                 limit: r.limit,
@@ -454,11 +467,11 @@ impl Objects {
         if srq.users > 0 {
             return Err(EBUSY);
         }
-        let (pd, bytes) = (srq.pd, srq.size);
+        let (pd, memory) = (srq.pd, Arc::clone(&srq.memory));
         self.srqs.remove(handle);
         self.leave_pd(pd);
         self.refund(context, Quota::Srqs, 1);
-        self.refund(context, Quota::Memory, bytes);
+        self.let_go_of(context, memory);
         Ok(done())
     }
 
@@ -528,10 +541,11 @@ impl Objects {
         if memory.users > 0 {
             return Err(EBUSY);
         }
-        let length = size(memory.shared.len());
+        let shared = Arc::clone(&memory.shared);
         self.memories.remove(handle);
+        // It counts as one that is kept from now on.
         self.refund(context, Quota::Memories, 1);
-        self.refund(context, Quota::Memory, length);
+        self.let_go_of(context, shared);
         Ok(done())
     }
 
@@ -567,6 +581,9 @@ impl Objects {
         {
             return Err(EINVAL);
         }
+        let memory = self.memories.get(r.memory).filter(|m| owns(context, m.context));
+        let shared = memory.map(|m| Arc::clone(&m.shared));
+        self.close_to_holes(context, shared)?;
         let mapped = match r.memory {
             0 => None,
             handle => {

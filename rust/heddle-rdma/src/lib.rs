@@ -25,6 +25,8 @@
 //! | `link` | they are greeted, matched, read, written and ended |
 //! | `queues` | requests out of rings, completions into them |
 //! | `memory` | which bytes a key names, and how they are copied |
+//! | `holes` | memory is closed to holes before it is looked at |
+//! | `kept` | memory that was forgotten here, and that programs have |
 //! | `table` | handles |
 //! | `protection` | protections by name, for attacks |
 //! | `placing` | WRITEs that the card does by itself |
@@ -44,7 +46,9 @@ mod connect;
 mod control;
 mod datagrams;
 mod direct;
+mod holes;
 mod ibverbs;
+mod kept;
 mod link;
 mod local;
 mod memory;

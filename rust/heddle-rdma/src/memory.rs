@@ -340,7 +340,7 @@ impl Copier {
 
 /// Copies with the pieces in [`Objects::from`] and [`Objects::to`], which are empty afterwards.
 /// Memory of programs is copied without the baton, also what the router has mapped: a page of it
-/// that is swapped out, or that a program makes a hole over, does not come at once either.
+/// that is swapped out does not come at once either.
 impl Objects {
     fn with_pieces<R>(
         self: &mut Box<Self>,

@@ -22,6 +22,7 @@ use crate::cm;
 use crate::cm_events::EventChannel;
 use crate::connect::Asked;
 use crate::ibverbs::Domain;
+use crate::kept::Kept;
 use crate::link::{Link, Timer};
 use crate::memory::{Copier, Piece, Process, Regions};
 use crate::multicast::Groups;
@@ -47,6 +48,7 @@ pub(crate) enum Quota {
     Memory,
     /// Pieces of it that the program asked for by itself: each takes a descriptor and a mapping of
     /// the router, of which there are only so many for all endpoints, however few bytes it has.
+    /// With them count pieces of any kind that the router has forgotten and somebody has.
     Memories,
 }
 
@@ -186,12 +188,20 @@ impl Endpoint {
             self.account.note(Reason::RouterFull);
             return false;
         }
-        if used > self.limits[quota as usize] && protects(Protection::Quotas) {
+        let memories = Quota::Memories as usize;
+        let keeps_many =
+            matches!(quota, Quota::Memory) && self.used[memories] > self.limits[memories];
+        if (used > self.limits[quota as usize] || keeps_many) && protects(Protection::Quotas) {
             self.account.note(quota.reason());
             return false;
         }
         self.used[quota as usize] = used;
         true
+    }
+
+    /// It has one more of something, whether it may or not.
+    pub(crate) fn hold(&mut self, quota: Quota) {
+        self.used[quota as usize] += 1;
     }
 
     pub(crate) fn refund(&mut self, quota: Quota, amount: u64) {
@@ -339,7 +349,7 @@ pub(crate) struct Cq {
     pub(crate) user: u64,
     pub(crate) channel: u32,
     pub(crate) ring: CompletionRing,
-    pub(crate) size: u64,
+    pub(crate) memory: Arc<SharedMemory>,
     pub(crate) dead: bool,
     pub(crate) touched: bool,
 }
@@ -350,7 +360,7 @@ pub(crate) struct Srq {
     pub(crate) user: u64,
     pub(crate) pd: u32,
     pub(crate) ring: ReceiveRing,
-    pub(crate) size: u64,
+    pub(crate) memory: Arc<SharedMemory>,
     pub(crate) max_wr: u32,
     pub(crate) max_sge: u32,
     pub(crate) limit: u32,
@@ -401,7 +411,8 @@ pub(crate) struct Qp {
     pub(crate) send: SendRing,
     /// None with a shared receive queue.
     pub(crate) receive: Option<ReceiveRing>,
-    pub(crate) size: u64,
+    /// What has the rings.
+    pub(crate) memory: Arc<SharedMemory>,
     pub(crate) current: Option<Current>,
     /// The receive request into which a message of the peer is being copied.
     pub(crate) inbound: Option<Receive>,
@@ -458,6 +469,7 @@ pub(crate) struct Objects {
     /// Bytes of shared memory that all endpoints may have together, and have.
     pub(crate) pool: u64,
     pub(crate) pooled: u64,
+    pub(crate) kept: Option<Kept>,
     /// Given up for a moment when there are no more descriptors, to refuse a connection.
     pub(crate) spare: Option<OwnedFd>,
     pub(crate) endpoints: Table<Endpoint>,
@@ -506,6 +518,7 @@ pub(crate) enum Source {
     Nudge,
     Card,
     CardEvents,
+    Kept,
 }
 
 impl Source {
@@ -536,6 +549,7 @@ impl Objects {
             agent_full_since: None,
             pool: u64::MAX,
             pooled: 0,
+            kept: None,
             spare: None,
             endpoints: Table::new(14, 32),
             contexts: Table::new(16, 32),
@@ -730,7 +744,7 @@ impl Objects {
             pds deallocate_pd
         );
         self.cm_close(handle);
-        let Some(context) = self.contexts.remove(handle) else { return };
+        let Some(mut context) = self.contexts.remove(handle) else { return };
         let epoll = self.epoll_of(context.endpoint);
         epoll.remove(context.socket.as_fd());
         if let Some(doorbell) = &context.doorbell {
@@ -743,7 +757,12 @@ impl Objects {
                 endpoint.refund(Quota::Contexts, 1);
             }
         }
-        self.give_endpoint_back(context.endpoint);
+        let (endpoint, memory) = (context.endpoint, context.memory.take());
+        drop(context);
+        if let Some(memory) = memory {
+            self.let_go(endpoint, memory);
+        }
+        self.give_endpoint_back(endpoint);
     }
 
     /// Gives an endpoint back if another router is to have it and nothing of it is open here.

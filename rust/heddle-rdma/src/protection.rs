@@ -1,6 +1,6 @@
 //! What keeps containers from each other and from the router, by name, so that a test can do
-//! without one of them: an attack has to succeed then. `docs/howto/attack-suite.md`. Two are of the
-//! memory that both share, and named there: `seals` and `indices`.
+//! without one of them: an attack has to succeed then. `docs/howto/attack-suite.md`. Three are of
+//! the memory that both share, and named there: `seals`, `holes` and `indices`.
 
 /// A protection of the router's.
 #[derive(Clone, Copy)]
@@ -34,6 +34,8 @@ pub(crate) enum Protection {
     Quotas,
     /// Members of a multicast group get what policy lets pass to them.
     Groups,
+    /// Memory counts for its endpoint as long as anybody has it.
+    Kept,
 }
 
 /// Whether a protection is in force: always, in the product.
@@ -54,5 +56,6 @@ pub(crate) fn protects(protection: Protection) -> bool {
         Protection::Deadlines => "deadlines",
         Protection::Quotas => "quotas",
         Protection::Groups => "groups",
+        Protection::Kept => "kept",
     })
 }

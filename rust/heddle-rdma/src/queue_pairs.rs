@@ -19,12 +19,18 @@ use crate::queues::{ReceiveRing, SendRing};
 
 impl Objects {
     pub(crate) fn create_qp(
-        &mut self,
+        self: &mut Box<Self>,
         context: u32,
         request: &abi::verbs_create_qp_request,
     ) -> Result<Answer, Errno> {
         let r = *request;
         let service = Service::from_number(r.type_).ok_or(EOPNOTSUPP)?;
+        let queues = [r.send_cq, r.recv_cq].map(|cq| self.cqs.get(cq));
+        let queues = queues.into_iter().flatten().map(|c| (c.context, &c.memory));
+        let queues = queues.chain(self.srqs.get(r.srq).map(|s| (s.context, &s.memory)));
+        let own = queues.filter(|(of, _)| owns(context, *of));
+        let own: Vec<_> = own.map(|(_, memory)| Arc::clone(memory)).collect();
+        self.close_to_holes(context, own)?;
         for cq in [r.send_cq, r.recv_cq] {
             usable(self.cqs.get(cq).filter(|c| owns(context, c.context)))?;
         }
@@ -60,7 +66,7 @@ impl Objects {
                 attr: abi::verbs_qp_attr::default(),
                 send,
                 receive,
-                size: size(shape.length),
+                memory: Arc::clone(memory),
                 current: None,
                 inbound: None,
                 waits_since: None,
@@ -107,10 +113,13 @@ impl Objects {
     }
 
     pub(crate) fn modify_qp(
-        &mut self,
+        self: &mut Box<Self>,
         context: u32,
         request: &abi::verbs_modify_qp_request,
     ) -> Result<Answer, Errno> {
+        let qp = usable(self.qps.get(request.qp).filter(|q| owns(context, q.context)))?;
+        let memory = Arc::clone(&qp.memory);
+        self.close_to_holes(context, [memory])?;
         let endpoint = usable(self.endpoint_of(context))?;
         let limits = verbs_qp::Limits {
             gid_count: gid_count(&endpoint.gids),
@@ -184,7 +193,9 @@ impl Objects {
             context.qps.retain(|q| *q != number);
         }
         self.refund(context, Quota::Qps, 1);
-        self.refund(context, Quota::Memory, qp.size);
+        let memory = Arc::clone(&qp.memory);
+        drop(qp);
+        self.let_go_of(context, memory);
         Ok(done())
     }
 }

@@ -13,6 +13,7 @@ use verbs_protocol::statistics::Reason;
 use crate::baton::{Shared, Worker};
 use crate::card::Card;
 use crate::cm_link;
+use crate::kept::Kept;
 use crate::objects::{Endpoint, EventSocket, Objects, Source};
 use crate::protection::{Protection, protects};
 use crate::requests::QUANTUM;
@@ -61,6 +62,7 @@ pub fn run(options: &Options) -> io::Result<Infallible> {
     let mut objects = Objects::new(shared, Arc::new(epoll), nudge);
     objects.agent_listener = Some(agent_listener);
     objects.spare = sys::eventfd().ok();
+    objects.kept = Some(Kept::new(&objects.epoll)?);
     // What programs do not touch is charged to nobody else.
     objects.pool = sys::machine_memory() / POOL_PART;
     if let Some(name) = &options.device {
@@ -434,6 +436,8 @@ impl Loop {
             self.objects.card_event();
         } else if is(Source::CardEvents) {
             self.objects.card_changed();
+        } else if is(Source::Kept) {
+            self.objects.take_gone();
         } else if is(Source::AgentListener) {
             self.accept_agent();
         } else if is(Source::Agent) {

@@ -5,7 +5,7 @@ use core::ffi::c_void;
 use std::fs::OpenOptions;
 use std::io;
 use std::net::TcpStream;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use unix_io::packets;
 
@@ -95,6 +95,63 @@ pub(crate) unsafe fn send_parts(
 /// accesses wait for, too.
 pub(crate) fn open_userfaultfd() -> io::Result<OwnedFd> {
     Ok(OpenOptions::new().read(true).write(true).open("/dev/userfaultfd")?.into())
+}
+
+/// Something that tells of the end of files. It counts for a user of its own, taken by chance: root
+/// of a container may be the router's root, and use up what the kernel allows that one.
+pub(crate) fn watches() -> io::Result<OwnedFd> {
+    // SAFETY: geteuid takes nothing.
+    let own = unsafe { libc::geteuid() };
+    // Not root, it has what its user has.
+    let changed = become_user(1 << 30 | u32::try_from(random() >> 34).unwrap_or(0));
+    // SAFETY: inotify_init1 takes a number.
+    let made = unix_io::check(unsafe { libc::inotify_init1(libc::IN_CLOEXEC | libc::IN_NONBLOCK) });
+    if changed && !become_user(own) {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just made this descriptor, so that nobody else owns it.
+    made.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Has this thread be another user to the kernel, and nothing else change. Says whether it is.
+fn become_user(user: u32) -> bool {
+    // SAFETY: prctl takes numbers.
+    let dumpable = unsafe { libc::prctl(libc::PR_GET_DUMPABLE) };
+    // SAFETY: setresuid takes numbers. Called by its number, it is of this thread only.
+    let changed = unsafe { libc::syscall(libc::SYS_setresuid, -1, user, -1) } == 0;
+    // SAFETY: as above.
+    unsafe { libc::prctl(libc::PR_SET_DUMPABLE, dumpable) };
+    changed
+}
+
+/// Has the end of a file told that has no name: when nobody has it open, mapped, or under way in a
+/// message any more. The number by which it is told.
+pub(crate) fn watch_end(watches: &OwnedFd, file: BorrowedFd<'_>) -> io::Result<i32> {
+    let path = format!("/proc/self/fd/{}\0", file.as_raw_fd());
+    // SAFETY: the path ends with a 0.
+    unix_io::check(unsafe {
+        libc::inotify_add_watch(watches.as_raw_fd(), path.as_ptr().cast(), libc::IN_DELETE_SELF)
+    })
+}
+
+/// What has been told: the numbers of files that have ended; -1 if something was lost.
+pub(crate) fn ended(watches: &OwnedFd) -> io::Result<Vec<i32>> {
+    const EVENT: usize = size_of::<libc::inotify_event>();
+    let mut bytes = [0_u8; 64 * EVENT];
+    // SAFETY: the kernel writes at most as many bytes as there are.
+    let got = unix_io::length(unsafe {
+        libc::read(watches.as_raw_fd(), bytes.as_mut_ptr().cast(), bytes.len())
+    })?;
+    // Events of a file itself have no name behind them.
+    let events = bytes[..got].chunks_exact(EVENT);
+    Ok(events.filter_map(|e| e.first_chunk().copied().map(i32::from_ne_bytes)).collect())
+}
+
+/// The numbers of all files whose end is still to be told.
+pub(crate) fn watched(watches: &OwnedFd) -> io::Result<Vec<i32>> {
+    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", watches.as_raw_fd()))?;
+    let words = info.lines().filter_map(|line| line.strip_prefix("inotify wd:"));
+    Ok(words.filter_map(|rest| rest.split(' ').next()?.parse().ok()).collect())
 }
 
 /// Whether the process of a pidfd has not ended.

@@ -11,6 +11,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::protection::protects;
 use crate::sys;
@@ -72,6 +73,7 @@ pub struct SharedMemory {
     base: NonNull<u8>,
     len: usize,
     file: File,
+    closed: AtomicBool,
 }
 
 // SAFETY: the mapping belongs to no thread. This crate reads and writes it by atomics only.
@@ -127,7 +129,33 @@ impl SharedMemory {
 
     fn map(file: File, len: usize) -> Result<Arc<Self>, MemoryError> {
         let base = sys::map(file.as_fd(), len).map_err(os("map memfd"))?;
-        Ok(Arc::new(Self { base, len, file }))
+        Ok(Arc::new(Self { base, len, file, closed: AtomicBool::new(false) }))
+    }
+
+    /// Whether [`Self::close_to_holes`] was called, and has succeeded.
+    #[must_use]
+    pub fn is_closed_to_holes(&self) -> bool {
+        self.closed.load(Ordering::Relaxed)
+    }
+
+    /// From now on nobody makes a hole in the memory: who touches a page while somebody does waits
+    /// until all of that hole is made, perhaps with the address space locked. Nobody maps the
+    /// memory for writing any more, either: the peer has to have done so. It waits for a hole that
+    /// is being made.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's: EPERM if the peer has kept others from adding seals.
+    pub fn close_to_holes(&self) -> io::Result<()> {
+        let fd = self.file.as_fd();
+        if protects("holes")
+            && let Err(err) = sys::add_seals(fd, sys::HOLE_SEALS)
+            && sys::seals(fd)? & libc::F_SEAL_FUTURE_WRITE == 0
+        {
+            return Err(err);
+        }
+        self.closed.store(true, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Bytes of the memory.
@@ -173,6 +201,8 @@ impl Drop for SharedMemory {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+
     use super::*;
 
     fn copy(memory: &SharedMemory) -> OwnedFd {
@@ -206,12 +236,40 @@ mod tests {
             assert_eq!(err.raw_os_error(), Some(libc::EPERM), "{len}");
         }
         let err = sys::add_seals(file.as_fd(), libc::F_SEAL_WRITE).unwrap_err();
-        assert_eq!(err.raw_os_error(), Some(libc::EPERM));
+        assert_eq!(err.raw_os_error(), Some(libc::EBUSY));
+    }
+
+    #[test]
+    fn nobody_can_make_holes_when_it_is_closed_to_them() {
+        let ours = SharedMemory::create(c"test", 8192).unwrap();
+        let theirs = SharedMemory::open(copy(&ours), 8192).unwrap();
+        let punch = || {
+            let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+            // SAFETY: fallocate takes numbers.
+            let punched = unsafe { libc::fallocate(theirs.file.as_raw_fd(), mode, 0, 8192) };
+            if punched == 0 { None } else { io::Error::last_os_error().raw_os_error() }
+        };
+        assert_eq!((punch(), ours.is_closed_to_holes()), (None, false));
+        ours.close_to_holes().unwrap();
+        assert_eq!((punch(), ours.is_closed_to_holes()), (Some(libc::EPERM), true));
+        // What was mapped stays so.
+        // SAFETY: the address is of the mapping's first byte, and nobody else uses it.
+        unsafe { theirs.as_ptr().as_ptr().write_volatile(7) };
+        // SAFETY: as above.
+        assert_eq!(unsafe { ours.as_ptr().as_ptr().read_volatile() }, 7);
+        assert!(SharedMemory::open(copy(&ours), 8192).is_err());
+        // A second time there is nothing to add.
+        ours.close_to_holes().unwrap();
+        // A peer that has its own way with seals.
+        let ours = SharedMemory::create(c"test", 8192).unwrap();
+        sys::add_seals(ours.file.as_fd(), libc::F_SEAL_SEAL).unwrap();
+        assert_eq!(ours.close_to_holes().unwrap_err().raw_os_error(), Some(libc::EPERM));
+        assert!(!ours.is_closed_to_holes());
     }
 
     #[test]
     fn what_is_not_sealed_is_refused() {
-        let all = [libc::F_SEAL_SHRINK, libc::F_SEAL_GROW, libc::F_SEAL_SEAL];
+        let all = [libc::F_SEAL_SHRINK, libc::F_SEAL_GROW];
         for missing in all {
             let file = unsealed(4096);
             let seals = all.iter().filter(|s| **s != missing).fold(0, |a, b| a | b);
@@ -245,7 +303,7 @@ mod tests {
     #[test]
     fn a_descriptor_that_may_only_read_is_refused() {
         let memory = SharedMemory::create(c"test", 4096).unwrap();
-        let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&memory.as_fd()));
+        let path = format!("/proc/self/fd/{}", memory.as_fd().as_raw_fd());
         let refused = SharedMemory::open(File::open(path).unwrap().into(), 4096);
         assert!(matches!(refused, Err(MemoryError::Os { doing: "map memfd", .. })), "{refused:?}");
     }

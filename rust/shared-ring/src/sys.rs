@@ -7,8 +7,12 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
-/// The seals with which a memfd's size can never change, nor its seals.
-pub(crate) const SIZE_SEALS: c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+/// The seals with which a memfd's size can never change.
+pub(crate) const SIZE_SEALS: c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
+
+/// The seals with which nobody can make a hole in a memfd, nor map it for writing, but who has it
+/// mapped so goes on; and its seals can never change.
+pub(crate) const HOLE_SEALS: c_int = libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_SEAL;
 
 /// The seals with which a memfd cannot be mapped for writing.
 pub(crate) const WRITE_SEALS: c_int = libc::F_SEAL_WRITE | libc::F_SEAL_FUTURE_WRITE;

@@ -313,22 +313,28 @@ impl Device {
 
     /// Memory of the router's making, registered as a whole, from address 0 on.
     pub(crate) fn shared(&mut self, pd: u32, length: u64) -> (u32, u32, Arc<SharedMemory>) {
-        let head = self.head(abi::VERBS_CREATE_MEMORY);
-        let request = abi::verbs_create_memory_request { head, length };
-        let (reply, mut fds) = self.ask::<abi::verbs_create_memory_reply>(&request).unwrap();
+        let (handle, fd) = self.create_memory(length).unwrap();
         let size = usize::try_from(length).unwrap();
-        let memory = SharedMemory::open(fds.pop().unwrap(), size).unwrap();
+        let memory = SharedMemory::open(fd, size).unwrap();
         let head = self.head(abi::VERBS_REG_MR);
         let request = abi::verbs_reg_mr_request {
             head,
             length,
-            memory: reply.memory,
+            memory: handle,
             pd,
             access: 15,
             ..Default::default()
         };
         let (mr, _) = self.ask::<abi::verbs_reg_mr_reply>(&request).unwrap();
-        (reply.memory, mr.lkey, memory)
+        (handle, mr.lkey, memory)
+    }
+
+    /// Memory of the router's making: its handle, and its file.
+    pub(crate) fn create_memory(&mut self, length: u64) -> Result<(u32, OwnedFd), i32> {
+        let head = self.head(abi::VERBS_CREATE_MEMORY);
+        let request = abi::verbs_create_memory_request { head, length };
+        let (reply, mut fds) = self.ask::<abi::verbs_create_memory_reply>(&request)?;
+        Ok((reply.memory, fds.pop().unwrap()))
     }
 
     pub(crate) fn post(&mut self, ring: &mut Producer, slots: &[Slot]) {
@@ -349,7 +355,7 @@ impl Device {
 pub(crate) struct Cq {
     pub(crate) handle: u32,
     pub(crate) user: u64,
-    memory: Arc<SharedMemory>,
+    pub(crate) memory: Arc<SharedMemory>,
     ring: Consumer,
 }
 

@@ -101,9 +101,14 @@ pub(crate) fn nodes() -> (Router, Router) {
 
 /// Runs an attack with all protections, then without one.
 pub(crate) fn attacked(protection: &str, attack: impl Fn(&Router) -> bool) {
-    let with = Router::start_without("", &Arc::default());
+    attacked_without("", protection, attack);
+}
+
+/// The same, always without another one, which keeps such attacks from being made at all.
+pub(crate) fn attacked_without(other: &str, protection: &str, attack: impl Fn(&Router) -> bool) {
+    let with = Router::start_without(other, &Arc::default());
     assert!(!attack(&with), "the attack succeeds although {protection} is in force");
-    let without = Router::start_without(protection, &Arc::default());
+    let without = Router::start_without(&format!("{other},{protection}"), &Arc::default());
     let gained = attack(&without);
     assert_eq!(gained, cfg!(feature = "attack"), "without {protection}");
 }

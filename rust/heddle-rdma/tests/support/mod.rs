@@ -17,10 +17,10 @@ use verbs_protocol::Gid;
 
 pub(crate) use agent::Net;
 pub(crate) use device::{Cq, Device, Qp, ask, hello};
-pub(crate) use ends::{End, attacked, node, nodes, pair, pair_of};
+pub(crate) use ends::{End, attacked, attacked_without, node, nodes, pair, pair_of};
 pub(crate) use requests::{Sge, at, inline, receiving, request, sending, sge};
 pub(crate) use router::Router;
-pub(crate) use wire::{connect, readable, receive, send, tcp_pair};
+pub(crate) use wire::{connect, punch, readable, receive, send, tcp_pair};
 
 /// How long a test waits before it says that nothing comes any more.
 pub(crate) const WAIT_TIMEOUT: Duration = Duration::from_secs(20);

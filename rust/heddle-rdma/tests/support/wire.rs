@@ -79,3 +79,12 @@ pub(crate) fn tcp_pair() -> (TcpStream, TcpStream) {
     let a = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     (a, listener.accept().unwrap().0)
 }
+
+/// Makes a hole of the first bytes of a file: whether it could, or the errno.
+pub(crate) fn punch(file: impl AsFd, length: usize) -> Result<(), i32> {
+    const MODE: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    let (fd, length) = (file.as_fd().as_raw_fd(), libc::off_t::try_from(length).unwrap());
+    // SAFETY: this takes numbers.
+    let punched = unsafe { libc::fallocate(fd, MODE, 0, length) };
+    if punched == 0 { Ok(()) } else { Err(io::Error::last_os_error().raw_os_error().unwrap()) }
+}

@@ -2,6 +2,7 @@ package netstack
 
 import (
 	"net/netip"
+	"slices"
 	"time"
 
 	"gvisor.dev/gvisor/pkg/tcpip"
@@ -12,12 +13,22 @@ import (
 	"heddle.dev/heddle/internal/plane/stacks/protocol"
 )
 
-// handshake is for how long one holds its place in a full backlog: until its SYN-ACK is sent again.
-const handshake = time.Second
-
-// forwardersMost is for how many sizes of receive buffers forwarders are kept. Peers choose sizes,
-// by how much memory their SYNs leave.
-const forwardersMost = 64
+const (
+	// halfOpen is what a connection takes that a peer's SYN has begun, until its handshake is over:
+	// netstack's endpoint and the goroutine that waits.
+	halfOpen = 32 << 10
+	// halfOpenShare is which part of a tenant's memory those may have; halfOpenLeast and
+	// halfOpenMost are how many there may be.
+	halfOpenShare = 16
+	halfOpenLeast = 16
+	halfOpenMost  = 1024
+	// beginsWithin is how soon netstack sends its SYN-ACK; a SYN that is behind another one of the
+	// same addresses it may drop.
+	beginsWithin = time.Second
+	// forwardersMost is for how many sizes of receive buffers forwarders are kept: programs choose
+	// them.
+	forwardersMost = 64
+)
 
 // Listeners are none of netstack's: its own have no backlog that counts what no program took, and
 // answer by cookies what is beyond it. What is for no connection comes to stranger.
@@ -30,94 +41,108 @@ func (t *tenant) stranger(id stack.TransportEndpointID, pkt *stack.PacketBuffer)
 	}
 	local := netip.AddrPortFrom(toAddr(id.LocalAddress), id.LocalPort)
 	remote := netip.AddrPortFrom(toAddr(id.RemoteAddress), id.RemotePort)
-	forward, taken := t.admit(local, remote)
+	forward, evicted, taken := t.admit(local, remote)
+	if evicted != nil {
+		t.abortHandshake(evicted)
+	}
 	if forward == nil {
 		return taken
 	}
 	return forward.HandlePacket(id, pkt)
 }
 
-// admit makes a connection of a SYN if a listener has place for it; taken: the SYN has been dealt
-// with, it may be by dropping it.
-func (t *tenant) admit(local, remote netip.AddrPort) (forward *tcp.Forwarder, taken bool) {
+// admit makes a connection of a SYN if a listener has place for it, for which another handshake may
+// be evicted; taken: the SYN has been dealt with, it may be by dropping it.
+func (t *tenant) admit(local, remote netip.AddrPort) (forward *tcp.Forwarder, evicted *connection, taken bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.byAddresses[addresses{local, remote}] != nil {
-		return nil, true // its handshake has just begun
+		return nil, nil, true // its handshake has just begun
 	}
 	id := t.ports.listener(local, remote)
 	s := t.sockets[id]
 	if s == nil {
-		return nil, false
+		return nil, nil, false
 	}
-	options := s.options
+	why := dropNone
 	switch {
-	case s.pending >= s.backlog && !t.makePlace(s):
-		t.drops[dropBacklog].Add(1)
-		return nil, true
+	case s.pending >= s.backlog:
+		why = dropBacklog
 	case t.connect.available(time.Now()) == 0:
-		t.drops[dropRate].Add(1)
-		return nil, true
+		why = dropRate
 	case !t.hasPlace():
-		t.drops[dropConnections].Add(1)
-		return nil, true
-	case !t.afford(&options):
-		t.drops[dropMemory].Add(1)
-		return nil, true
+		why = dropConnections
+	case t.halfOpen >= t.mostHalfOpen() || t.left() < leastMemory:
+		if evicted = t.giveWay(); evicted == nil {
+			why = dropBacklog
+		}
 	}
-	t.connect.take(1)
+	if why == dropNone && !t.hasMemory(leastMemory) {
+		why = dropMemory
+	}
+	if why != dropNone {
+		t.drops[why].Add(1)
+		return nil, evicted, true
+	}
 	t.lastID++
-	c := t.newConnection(t.lastID, id, options, arriving)
+	c := t.newConnection(t.lastID, id, s.options, arriving)
 	c.local, c.remote = local, remote
-	s.pending++
 	t.insert(c)
-	if len(s.handling) > 2*s.backlog {
-		s.handling = s.live()
+	if len(t.handling) > 2*t.halfOpen+16 {
+		t.handling = slices.DeleteFunc(t.handling, isOver)
 	}
-	s.handling = append(s.handling, c)
-	return t.forwarder(options.ReceiveBuffer), false
+	t.handling = append(t.handling, c)
+	return t.forwarder(s.options.ReceiveBuffer), evicted, false
 }
 
-// live gives those handshakes that are not over.
-func (s *socket) live() (out []*connection) {
-	for _, c := range s.handling {
-		if c.phase == arriving {
-			out = append(out, c)
-		}
-	}
-	return out
+// mostHalfOpen is how many handshakes of peers' may be under way.
+func (t *tenant) mostHalfOpen() int {
+	return int(min(max(t.limits.Memory/halfOpenShare/halfOpen, halfOpenLeast), halfOpenMost))
 }
 
-// makePlace drops the oldest handshake of a listener that is not over in time: who floods it with
-// SYNs of nobody does not keep others out.
-func (t *tenant) makePlace(s *socket) bool {
-	for len(s.handling) > 0 {
-		c := s.handling[0]
-		if c.phase == arriving && time.Since(c.began) < handshake {
-			return false
-		}
-		s.handling = s.handling[1:]
-		if c.phase == arriving {
-			t.evictHandshake(c)
-			return true
-		}
+// giveWay drops the oldest handshake that is not over: who floods listeners with SYNs of nobody
+// keeps those out that answer more slowly than the flood takes all places, and no others. The
+// caller has abortHandshake tell netstack, so it is one that netstack has begun; nil if there is
+// none.
+func (t *tenant) giveWay() *connection {
+	for len(t.handling) > 0 && isOver(t.handling[0]) {
+		t.handling = t.handling[1:]
 	}
-	return false
+	i := slices.IndexFunc(t.handling, func(c *connection) bool {
+		return !isOver(c) && (c.opened.Load() || time.Since(c.began) > beginsWithin)
+	})
+	if i < 0 {
+		return nil
+	}
+	c := t.handling[i]
+	copy(t.handling[1:], t.handling[:i])
+	t.handling = t.handling[1:]
+	t.drops[dropBacklog].Add(1)
+	c.evicted = true
+	t.forgetLocked(c)
+	return c
 }
+
+// isOver reports whether a connection is no handshake any more.
+func isOver(c *connection) bool { return c.phase != arriving }
 
 // evictHandshake gives up a handshake of a peer's. netstack hears of it when nobody holds mu: it
 // may deliver segments again.
 func (t *tenant) evictHandshake(c *connection) {
 	c.evicted = true
 	t.forgetLocked(c)
+	go t.abortHandshake(c)
+}
+
+// abortHandshake has netstack forget a handshake. The peer hears nothing: it may not be the one
+// that has asked.
+func (t *tenant) abortHandshake(c *connection) {
 	id := stack.TransportEndpointID{
 		LocalAddress: toAddress(c.local.Addr()), LocalPort: c.local.Port(), RemoteAddress: toAddress(c.remote.Addr()), RemotePort: c.remote.Port(),
 	}
-	go func() {
-		if ep := t.stack.FindTransportEndpoint(familyOf(c.local.Addr()), tcp.ProtocolNumber, id, 0); ep != nil {
-			ep.Abort()
-		}
-	}()
+	if ep := t.stack.FindTransportEndpoint(familyOf(c.local.Addr()), tcp.ProtocolNumber, id, 0); ep != nil {
+		ep.Abort()
+	}
 }
 
 // forwarder gives what makes endpoints with such a receive buffer: its window is in the SYN-ACK.
@@ -152,7 +177,6 @@ func (t *tenant) shakeHands(r *tcp.ForwarderRequest) {
 		return
 	}
 	apply(ep, &c.options)
-	applyBuffers(ep, &c.options)
 	program, own, failed := newPair()
 	if failed == nil {
 		failed = t.watcher.add(own, c)
@@ -161,20 +185,33 @@ func (t *tenant) shakeHands(r *tcp.ForwarderRequest) {
 		ep.Abort()
 		return
 	}
+	t.mu.Lock()
+	options := c.options
+	t.mu.Unlock()
+	applyBuffers(ep, &options)
 	c.queue.EventRegister(&c.entry)
 	c.wake()
 	c.serve()
 }
 
 // finishHandshake makes a handshake that is over an open connection with that pair; false: it was
-// given up meanwhile, or there is no pair.
+// given up meanwhile, there is no pair, or the tenant may not have it: it may be the last of many
+// that began at the same time.
 func (t *tenant) finishHandshake(c *connection, ep tcpip.Endpoint, program, own int, failed error) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if c.evicted || failed != nil {
-		if failed != nil { // no descriptors: as if the backlog were full
-			t.drops[dropConnections].Add(1)
-		}
+	why := dropNone
+	switch {
+	case c.evicted:
+	case failed != nil || !t.hasPlace(): // no descriptors: as if there were too many connections
+		why = dropConnections
+	case !t.establish(c):
+		why = dropMemory
+	}
+	if why != dropNone {
+		t.drops[why].Add(1)
+	}
+	if c.evicted || why != dropNone {
 		t.forgetLocked(c)
 		if own >= 0 {
 			t.watcher.remove(own)
@@ -186,6 +223,23 @@ func (t *tenant) finishHandshake(c *connection, ep tcpip.Endpoint, program, own 
 	c.phase, c.guard = open, true
 	t.done.Accepted++
 	t.announce(c)
+	return true
+}
+
+// establish gives a connection what it needs from now on, and its place in its listener's backlog.
+func (t *tenant) establish(c *connection) bool {
+	if !t.afford(&c.options) {
+		return false
+	}
+	t.halfOpen--
+	t.reserved -= c.reserved
+	c.reserved = cost(&c.options)
+	t.reserved += c.reserved
+	t.connect.take(1)
+	if s := t.sockets[c.listener]; s != nil {
+		s.pending++
+		c.taken = false
+	}
 	return true
 }
 

@@ -52,6 +52,7 @@ type connection struct {
 	queue         waiter.Queue
 	entry         waiter.Entry
 	kick          chan struct{} // something has happened
+	ended         chan struct{} // closed when its program has been told that it is over
 	pair          int           // the module's end, or -1
 
 	// Guarded by tenant.mu.
@@ -59,7 +60,7 @@ type connection struct {
 	ep      tcpip.Endpoint // nil while a handshake of a peer's is not over
 	options protocol.Options
 	program int  // the program's end until the agent has it, or -1
-	taken   bool // a program has it, or will
+	taken   bool // it is not, or no longer, in a listener's backlog: a program has it, or will
 	evicted bool
 
 	orders atomic.Int32
@@ -81,8 +82,8 @@ type connection struct {
 
 func (t *tenant) newConnection(id, listener uint64, o protocol.Options, p phase) *connection {
 	c := &connection{
-		t: t, id: id, listener: listener, options: o, phase: p, began: time.Now(), kick: make(chan struct{}, 1),
-		pair: -1, program: -1, taken: listener == 0,
+		t: t, id: id, listener: listener, options: o, phase: p, began: time.Now(), kick: make(chan struct{}, 1), ended: make(chan struct{}),
+		pair: -1, program: -1, taken: true,
 	}
 	c.entry = waiter.NewFunctionEntry(waiter.EventIn|waiter.EventOut|waiter.EventErr|waiter.EventHUp|waiter.EventRdHUp, func(waiter.EventMask) { c.wake() })
 	return c

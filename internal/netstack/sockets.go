@@ -208,7 +208,7 @@ func (t *tenant) localFor(s *socket, remote netip.AddrPort) (netip.AddrPort, err
 }
 
 // hasPlace reports whether there may be one more connection; one in TIME-WAIT goes if need be.
-func (t *tenant) hasPlace() bool { return t.count < int(t.limits.Connections) || t.evict() }
+func (t *tenant) hasPlace() bool { return t.count-t.halfOpen < int(t.limits.Connections) || t.evict() }
 
 // evict ends the connection that is longest in TIME-WAIT.
 func (t *tenant) evict() bool {
@@ -226,20 +226,37 @@ func (t *tenant) evict() bool {
 
 // afford gives options such buffers as the memory that is left allows, if there is enough of it.
 func (t *tenant) afford(o *protocol.Options) bool {
-	left := func() uint64 { return t.limits.Memory - min(t.reserved, t.limits.Memory) }
-	for left() < 2*bufferShort+overhead {
-		if !t.evict() {
-			return false
-		}
+	if !t.hasMemory(leastMemory) {
+		return false
 	}
-	share := uint32(min(max(left()/128, bufferShort), bufferMax))
+	share := uint32(min(max(t.left()/128, bufferShort), bufferMax))
 	o.SendBuffer, o.ReceiveBuffer = min(o.SendBuffer, share), min(o.ReceiveBuffer, share)
 	return true
 }
 
+// hasMemory reports whether so much is left, for which connections in TIME-WAIT go if need be.
+func (t *tenant) hasMemory(bytes uint64) bool {
+	for t.left() < bytes {
+		if !t.evict() {
+			return false
+		}
+	}
+	return true
+}
+
+func (t *tenant) left() uint64 { return t.limits.Memory - min(t.reserved, t.limits.Memory) }
+
+// cost is what a connection takes with its buffers.
+func cost(o *protocol.Options) uint64 {
+	return uint64(o.SendBuffer) + uint64(o.ReceiveBuffer) + overhead
+}
+
 // insert takes a connection into all tables.
 func (t *tenant) insert(c *connection) {
-	c.reserved = uint64(c.options.SendBuffer) + uint64(c.options.ReceiveBuffer) + overhead
+	if c.reserved = cost(&c.options); c.phase == arriving {
+		c.reserved = halfOpen
+		t.halfOpen++
+	}
 	t.reserved += c.reserved
 	t.count++
 	t.ports.connected(c.local.Port())
@@ -261,7 +278,13 @@ func (t *tenant) forgetLocked(c *connection) {
 	if c.phase == over {
 		return
 	}
+	if c.phase == arriving {
+		t.halfOpen--
+	}
 	t.notPending(c)
+	if c.phase != waits {
+		close(c.ended)
+	}
 	c.phase = over
 	t.count--
 	t.reserved -= c.reserved
@@ -333,7 +356,7 @@ func (t *tenant) close(id uint64, abort bool) error {
 		delete(t.sockets, id)
 		t.ports.release(id, s.local.Port())
 		for _, c := range t.connections {
-			if c.listener == id && !c.taken {
+			if c.listener == id && (!c.taken || c.phase == arriving) {
 				t.orderLocked(c, orderAbort)
 			}
 		}

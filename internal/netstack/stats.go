@@ -115,6 +115,7 @@ func (t *tenant) ended(c *connection, errno unix.Errno) {
 	t.notPending(c)
 	closeFD(c.program)
 	c.program, c.phase = -1, waits
+	close(c.ended)
 	delete(t.connections, c.id)
 	t.waiting = append(t.waiting, c)
 	if len(t.waiting) > 2*t.count+16 {
@@ -127,7 +128,7 @@ func (t *tenant) ended(c *connection, errno unix.Errno) {
 func (t *tenant) stats() protocol.Stats {
 	t.mu.Lock()
 	s := t.done
-	s.MemoryReserved, s.Tenants, s.Sockets, s.Connections = t.reserved, 1, uint64(t.ports.count), uint64(t.count)
+	s.MemoryReserved, s.Tenants, s.Sockets, s.Connections = t.reserved, 1, uint64(t.ports.count), uint64(t.count-t.halfOpen)
 	s.TimeWait = uint64(t.count - len(t.connections))
 	var ready []*connection
 	for _, c := range t.connections {

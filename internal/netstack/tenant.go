@@ -26,6 +26,7 @@ const (
 	tenantSockets     = 4096
 	overhead          = 4096
 	bufferShort       = 16 << 10 // the least a buffer gets when memory is short
+	leastMemory       = 2*bufferShort + overhead
 	backlogMost       = 4096
 	timeWait          = 10 * time.Second
 )
@@ -49,12 +50,11 @@ const (
 
 // socket is a bound socket, or a listener.
 type socket struct {
-	local    netip.AddrPort
-	listens  bool
-	backlog  int
-	pending  int // connections that nobody took
-	options  protocol.Options
-	handling []*connection // handshakes that have begun, the oldest first; some may be over
+	local   netip.AddrPort
+	listens bool
+	backlog int
+	pending int // connections that nobody took
+	options protocol.Options
 }
 
 // addresses are those of a connection.
@@ -85,6 +85,8 @@ type tenant struct {
 	waiting     []*connection // in TIME-WAIT, the oldest first; some may be gone
 	ports       ports
 	count       int
+	handling    []*connection // peers' handshakes, the oldest first; some may be over
+	halfOpen    int           // how many are not
 	reserved    uint64
 	lastID      uint64
 	done        protocol.Stats // counters
@@ -322,23 +324,13 @@ func (t *tenant) end() {
 		t.orderLocked(c, orderAbort)
 	}
 	t.mu.Unlock()
+	timeout := time.After(tenantAnswers) // then the host ends the process
 	for _, c := range left {
-		if c.listener == 0 || c.ep != nil {
-			t.awaitEnd(c)
-		}
-	}
-}
-
-// awaitEnd waits until a connection is over, which its goroutine sees to, but not for ever.
-func (t *tenant) awaitEnd(c *connection) {
-	for range 1000 {
-		t.mu.Lock()
-		ended := c.phase >= waits || c.phase == arriving
-		t.mu.Unlock()
-		if ended {
+		select {
+		case <-c.ended:
+		case <-timeout:
 			return
 		}
-		time.Sleep(time.Millisecond)
 	}
 }
 

@@ -44,12 +44,27 @@ func newOwnLab(t *testing.T, suffix, argument string) ownLab {
 	t.Helper()
 	l := ownLab{t, lab.Name + suffix, argument}
 	t.Cleanup(func() {
+		if t.Failed() {
+			l.logLogs(t)
+		}
 		if out, err := l.heddle(context.Background(), "lab", "down").CombinedOutput(); err != nil {
 			t.Errorf("%v\n%s", err, out)
 		}
 	})
 	l.up()
 	return l
+}
+
+// logLogs logs the ends of what agents and what they have started have written: the lab goes with
+// the test.
+func (l ownLab) logLogs(t *testing.T) {
+	files, err := filepath.Glob("/run/heddle/lab/" + l.name + "/*/*.log")
+	testutil.NoError(t, err)
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		testutil.NoError(t, err)
+		t.Logf("--- %s\n%s", file, text[max(0, len(text)-8<<10):])
+	}
 }
 
 // heddle is a command of Heddle's for the lab: what follows on "--" is a program's.

@@ -303,14 +303,25 @@ impl Client {
     ///
     /// The socket's, and a time-out.
     pub fn accept(&mut self, listener: u64) -> io::Result<(stack_accepted, UnixStream)> {
-        let heard = self.wait(|h| {
-            h.head.type_ == STACK_ACCEPTED
-                && plain::read(&h.bytes).is_some_and(|a: stack_accepted| a.listener == listener)
-        })?;
+        let heard = self.wait(|h| is_accepted(h, listener))?;
         let accepted: stack_accepted = heard.read();
         self.plain(STACK_TAKEN, accepted.head.tenant, accepted.head.id)?;
         let program = heard.descriptor.ok_or(io::Error::from(io::ErrorKind::InvalidData))?;
         Ok((accepted, program.into()))
+    }
+
+    /// Takes a listener's next connection if the module has told of one by now.
+    ///
+    /// # Errors
+    ///
+    /// The socket's.
+    pub fn accept_now(&mut self, listener: u64) -> io::Result<Option<UnixStream>> {
+        while sys::wait_readable(self.socket.as_fd(), Duration::ZERO) {
+            let heard = self.hear()?;
+            self.kept.push_back(heard);
+        }
+        let there = self.kept.iter().any(|h| is_accepted(h, listener));
+        if there { self.accept(listener).map(|(_, program)| Some(program)) } else { Ok(None) }
     }
 
     /// Waits for a connection to be over. Gives what ENDED says.
@@ -342,4 +353,9 @@ impl Client {
         let head = self.head(STACK_STATS, tenant, 0);
         self.ask(&stack_plain { head }, None).map(|h| h.read())
     }
+}
+
+fn is_accepted(h: &Heard, listener: u64) -> bool {
+    h.head.type_ == STACK_ACCEPTED
+        && plain::read(&h.bytes).is_some_and(|a: stack_accepted| a.listener == listener)
 }

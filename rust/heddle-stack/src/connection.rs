@@ -89,7 +89,7 @@ pub(crate) struct Connection {
     /// Bytes that count against the tenant's limit.
     pub(crate) reserved: usize,
     pub(crate) phase: Phase,
-    /// A program has it, so that it is no longer in its listener's backlog.
+    /// It is not, or no longer, in a listener's backlog: a program has it.
     pub(crate) taken: bool,
     /// The program's end, until the agent has it.
     pub(crate) program: Option<OwnedFd>,
@@ -141,7 +141,7 @@ impl Connection {
             settings,
             reserved: 0,
             phase,
-            taken: listener == 0,
+            taken: true,
             program: None,
             queued: false,
             due: None,
@@ -186,6 +186,11 @@ impl Connection {
         self.readable |= events & sys::READABLE != 0;
         self.writable |= events & sys::WRITABLE != 0;
         self.changed |= events & sys::GONE != 0;
+    }
+
+    /// Whether a peer's SYN has begun it, and the peer has not answered yet.
+    pub(crate) fn is_half_open(&self) -> bool {
+        matches!(self.phase, Phase::Arriving)
     }
 
     /// Whether it is in TIME-WAIT, and nobody needs it any more.

@@ -80,8 +80,11 @@ pub(crate) struct Tenant {
     live: u32,
     by_addresses: HashMap<(IpEndpoint, IpEndpoint), usize>,
     ports: Ports,
-    /// Handshakes by listener, the oldest first: when, where and which. Some may be over.
-    handshakes: HashMap<u64, VecDeque<(Instant, usize, u64)>>,
+    /// Peers' handshakes, the oldest first: where and which. Some may be over.
+    handshakes: VecDeque<(usize, u64)>,
+    half_open: u32,
+    /// What their connections will reserve beyond what they do.
+    promised: usize,
     last_id: u64,
     ready: VecDeque<usize>,
     /// Those in TIME-WAIT, the oldest first; some may be gone.
@@ -150,7 +153,9 @@ impl Tenant {
             live: 0,
             by_addresses: HashMap::new(),
             ports: Ports::default(),
-            handshakes: HashMap::new(),
+            handshakes: VecDeque::new(),
+            half_open: 0,
+            promised: 0,
             last_id: ID_OF_MODULE,
             ready: VecDeque::new(),
             time_wait: VecDeque::new(),
@@ -224,7 +229,7 @@ impl Tenant {
         s.memory_reserved = self.reserved as u64;
         s.tenants = 1;
         s.sockets = self.ports.count() as u64;
-        s.connections = self.live.into();
+        s.connections = self.established().into();
         s.segments_sent = self.device.out.sent;
         s.retransmits = self.device.out.retransmits;
         s.drop_device = self.device.out.dropped;

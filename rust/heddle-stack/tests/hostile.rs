@@ -118,38 +118,139 @@ fn packets_are_dropped_by_name() {
     assert_eq!(module.client.stats(1).unwrap().half_open, 1);
 }
 
+/// How many handshakes of peers' a tenant may have under way.
+const HALF_OPEN_MOST: u64 = 1024;
+
+/// A frame of a flood: the nth forged address and port, and no checksum that anybody would look at.
+fn forged(n: u32) -> Vec<u8> {
+    let [_, a, b, c] = n.to_be_bytes();
+    let mut frame = syn([172, 16 + a, b, c], OWN);
+    frame[0] = 2;
+    frame
+}
+
 #[test]
-fn a_flood_of_syns_takes_what_the_backlog_allows() {
+fn half_open_connections_take_little_and_the_oldest_gives_way() {
     let (mut module, mut link) = module();
-    let mut frame = syn(PEER, OWN);
-    frame[0] = 2; // nobody checks its sum
-    for port in 1..=200_u16 {
-        frame[30..32].copy_from_slice(&port.to_be_bytes());
-        link.write_all(&frame).unwrap();
+    let many = HALF_OPEN_MOST + 500;
+    let mut nobody = link.try_clone().unwrap();
+    let answers = std::thread::spawn(move || {
+        let mut bytes = vec![0; 2000];
+        while nobody.read(&mut bytes).is_ok_and(|n| n > 0) {}
+    });
+    let before = module.client.stats(1).unwrap();
+    for n in 0..many {
+        link.write_all(&forged(u32::try_from(n).unwrap())).unwrap();
     }
     let stats = eventually("the end of the flood", || {
         let s = module.client.stats(1).unwrap();
-        (s.segments_received == 200).then_some(s)
+        (s.segments_received == many && s.half_open + s.drop_backlog == many).then_some(s)
     });
-    assert_eq!((stats.half_open, stats.drop_backlog), (16, 184));
-    assert!(stats.memory_reserved <= 16 * (2 << 20) + 16 * 4096, "{stats:?}");
+    assert_eq!((stats.half_open, stats.drop_backlog, stats.connections), (HALF_OPEN_MOST, 500, 0));
+    assert!(stats.memory_reserved <= 32 << 20, "{stats:?}");
+    assert!(stats.memory - before.memory <= stats.memory_reserved, "{before:?} {stats:?}");
+    drop(module);
+    answers.join().unwrap();
+}
 
-    // Once their SYN-ACKs have had no answer for a second, others get their places.
-    let real = 4000_u16;
-    frame[30..32].copy_from_slice(&real.to_be_bytes());
-    let numbers = eventually("a handshake behind the flood", || {
-        link.write_all(&frame).unwrap();
-        let answers = |link: &mut UnixStream| {
-            let mut answer = vec![0; 2000];
-            let length = link.read(&mut answer).unwrap();
-            packet::segment(&answer[10..length], false).unwrap()
-        };
-        // What is sent to the flood, again and again, is in between.
-        (0..40).map(|_| answers(&mut link)).find(|s| s.destination.port == real)
-    });
-    assert_eq!(numbers.acknowledges, Some(TcpSeqNumber(2)));
-    let stats = module.client.stats(1).unwrap();
-    assert!(stats.half_open <= 16, "{stats:?}");
+/// Two tenants' links, with a wire between them that passes on frames and drops what is for nobody.
+struct Wire {
+    server: UnixStream,
+    client: UnixStream,
+    frame: Vec<u8>,
+}
+
+impl Wire {
+    /// Passes on what is there.
+    fn pump(&mut self) {
+        for to_client in [true, false] {
+            let (mut from, mut to) =
+                if to_client { (&self.server, &self.client) } else { (&self.client, &self.server) };
+            while let Ok(length @ 1..) = from.read(&mut self.frame) {
+                let frame = &self.frame[..length];
+                if frame[26..30] == if to_client { PEER } else { OWN } {
+                    // A link that is full loses frames.
+                    let _ = to.write(frame);
+                }
+            }
+        }
+    }
+}
+
+/// A program's connection, and whether what it writes comes back.
+fn echoes(one: &UnixStream, other: &UnixStream, mut pump: impl FnMut()) -> bool {
+    let mut byte = [0];
+    let mut moved = |mut from: &UnixStream, mut to: &UnixStream| {
+        if from.write_all(b"x").is_err() {
+            return false;
+        }
+        let start = std::time::Instant::now();
+        to.set_nonblocking(true).unwrap();
+        while start.elapsed() < WAIT_TIMEOUT {
+            pump();
+            match to.read(&mut byte) {
+                Ok(n) => return n == 1,
+                Err(err) if err.kind() == std::io::ErrorKind::WouldBlock => {}
+                Err(_) => return false,
+            }
+        }
+        false
+    };
+    moved(one, other) && moved(other, one)
+}
+
+#[test]
+fn a_flood_of_syns_keeps_nobody_out() {
+    let (mut server, mut client) = (Module::start(), Module::start());
+    let (to_server, device) = Client::packet_pair().unwrap();
+    server.tenant(tenant(1), device);
+    let (to_client, device) = Client::packet_pair().unwrap();
+    client.tenant(tenant(2), device);
+    let wire = Wire { server: to_server.into(), client: to_client.into(), frame: vec![0; 70_000] };
+    let wire = std::cell::RefCell::new(wire);
+    for link in [&wire.borrow().server, &wire.borrow().client] {
+        link.set_nonblocking(true).unwrap();
+    }
+    // As many as fit: a listener's backlog is no protection.
+    let (listener, address) = server.client.listen(1, at("::", 0), 0, 4096).unwrap().unwrap();
+    let port = address.port.to_be_bytes();
+    let mut sent = 0;
+    let mut flood = |most: u32| {
+        let mut wire = wire.borrow_mut();
+        for _ in 0..most {
+            let mut frame = forged(sent);
+            frame[32..34].copy_from_slice(&port);
+            sent += u32::from(wire.server.write(&frame).is_ok());
+        }
+        wire.pump();
+        sent
+    };
+    let (to, options) = (at("10.9.0.1", address.port), stack_options::default());
+    let mut connect = |server: &mut Module, flood: &mut dyn FnMut()| {
+        let (id, program) = client.client.begin(2, to, options).unwrap();
+        let accepted = eventually("a connection", || {
+            flood();
+            // The module answers in the order in which it is asked, so it has read what was sent.
+            server.client.stats(1).unwrap();
+            server.client.accept_now(listener).unwrap()
+        });
+        assert_eq!(client.client.answer(STACK_CONNECT, id).unwrap().head.error, 0);
+        (program, accepted)
+    };
+    let (program, accepted) = connect(&mut server, &mut || _ = flood(0));
+    assert!(echoes(&program, &accepted, || _ = flood(0)));
+
+    while flood(16) < 10_000 {
+        server.client.stats(1).unwrap();
+    }
+    // It goes on while the old connection is used, and a new one is made.
+    assert!(echoes(&program, &accepted, || _ = flood(4)));
+    let (another, its) = connect(&mut server, &mut || _ = flood(4));
+    assert!(echoes(&another, &its, || _ = flood(4)));
+    assert!(echoes(&program, &accepted, || _ = flood(4)));
+    let stats = server.client.stats(1).unwrap();
+    assert!(stats.half_open <= HALF_OPEN_MOST && stats.drop_backlog > 8000, "{stats:?}");
+    assert_eq!((stats.accepted, stats.connections, stats.drop_memory), (2, 2, 0), "{stats:?}");
 }
 
 #[test]

@@ -11,18 +11,24 @@ use crate::abi::*;
 use crate::connection::{Budget, Change, Connection, Phase};
 use crate::outbox::Outbox;
 use crate::proto::{self, Errno, named};
+use crate::settings::Settings;
 use crate::sys;
 
 /// What a connection takes beside its buffers.
 pub(super) const OVERHEAD: usize = 2048;
+/// What a connection takes that a peer's SYN has begun, until its handshake is over: the head of
+/// each of its buffers, which nobody has used, and smoltcp's socket.
+pub(super) const HALF_OPEN: usize = 16 << 10;
 /// Bytes that may lie in a pair, in each direction.
 const PAIR_BUFFER: u32 = 256 << 10;
 
 impl Tenant {
     pub(super) fn insert(&mut self, mut connection: Connection) -> usize {
-        let settings = connection.settings;
-        connection.reserved =
-            settings.send_buffer as usize + settings.receive_buffer as usize + OVERHEAD;
+        connection.reserved = cost(&connection.settings);
+        if connection.is_half_open() {
+            self.half_open += 1;
+            self.promised += core::mem::replace(&mut connection.reserved, HALF_OPEN);
+        }
         self.reserved += connection.reserved;
         self.live += 1;
         self.ports.connected(connection.local.port);
@@ -62,7 +68,12 @@ impl Tenant {
         self.reserved -= connection.reserved;
         self.by_addresses.remove(&(connection.local, connection.remote));
         self.ports.disconnected(connection.local.port);
-        self.not_pending(&connection);
+        if connection.is_half_open() {
+            self.half_open -= 1;
+            self.promised -= cost(&connection.settings);
+        } else {
+            self.not_pending(&connection);
+        }
         // TIME-WAIT: the id was free before.
         if let Some(Socket::Connection { slot: of_id }) = self.sockets.get(&connection.id)
             && *of_id == slot
@@ -146,8 +157,10 @@ impl Tenant {
                 context.outbox.send(proto::bytes(&answer), None);
             }
             Change::Accepted => {
-                self.counts.accepted += 1;
-                if let Err(err) = self.accept(slot, connection, context) {
+                if !self.establish(connection) {
+                    connection.phase = Phase::Arriving; // until its RST is sent
+                    connection.abort(libc::ECONNABORTED);
+                } else if let Err(err) = self.accept(slot, connection, context) {
                     // No descriptors: as if the backlog were full.
                     self.counts.drop_connections += 1;
                     connection.abort(err.0);
@@ -161,6 +174,32 @@ impl Tenant {
                 return connection.waits();
             }
         }
+        true
+    }
+
+    /// A peer's handshake is over: its connection has what it needs from now on, and is in its
+    /// listener's backlog. Says whether the tenant may have it: it may be the last of many that
+    /// began at the same time.
+    fn establish(&mut self, connection: &mut Connection) -> bool {
+        let whole = cost(&connection.settings);
+        if !self.make_room(whole.saturating_sub(connection.reserved)) {
+            self.counts.drop_memory += 1;
+            return false;
+        }
+        if !self.has_connection() {
+            self.counts.drop_connections += 1;
+            return false;
+        }
+        self.half_open -= 1;
+        self.promised -= whole;
+        self.reserved -= core::mem::replace(&mut connection.reserved, whole);
+        self.reserved += whole;
+        self.connect.take(1);
+        connection.taken = false;
+        if let Some(Socket::Listener { pending, .. }) = self.sockets.get_mut(&connection.listener) {
+            *pending += 1;
+        }
+        self.counts.accepted += 1;
         true
     }
 
@@ -228,6 +267,11 @@ impl Tenant {
             announce(self.id, connection, outbox);
         }
     }
+}
+
+/// What a connection with these buffers takes.
+fn cost(settings: &Settings) -> usize {
+    settings.send_buffer as usize + settings.receive_buffer as usize + OVERHEAD
 }
 
 /// Tells the agent of an accepted connection, if one is there to hear of it.

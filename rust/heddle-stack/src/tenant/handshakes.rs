@@ -2,15 +2,12 @@
 
 use core::hash::BuildHasher;
 
-use smoltcp::time::{Duration, Instant};
+use smoltcp::time::Instant;
 
 use super::{Socket, Tenant, interface};
 use crate::connection::{Connection, Phase};
 use crate::device::Arrived;
 use crate::packet::Segment;
-
-/// For how long a handshake holds its place in a full backlog: until its SYN-ACK is sent again.
-const HANDSHAKE: Duration = Duration::from_secs(1);
 
 impl Tenant {
     /// A SYN of a connection that is not there yet.
@@ -21,7 +18,7 @@ impl Tenant {
             return self.refuse(packet, now);
         };
         let Socket::Listener { backlog, pending, settings, .. } = socket else { return };
-        if pending >= backlog && !self.make_place(id, now) {
+        if pending >= backlog {
             self.counts.drop_backlog += 1;
             return;
         }
@@ -32,6 +29,9 @@ impl Tenant {
         if !self.has_connection() {
             self.counts.drop_connections += 1;
             return;
+        }
+        if self.half_open >= self.half_open_most() {
+            self.give_way();
         }
         let Some(settings) = self.afford(settings) else {
             self.counts.drop_memory += 1;
@@ -45,46 +45,35 @@ impl Tenant {
             self.counts.drop_malformed += 1;
             return;
         }
-        self.connect.take(1);
-        if let Some(Socket::Listener { pending, .. }) = self.sockets.get_mut(&id) {
-            *pending += 1;
-        }
         // A sequence number that nobody can predict: smoltcp's own generator can be.
         self.interface = interface(&mut self.device, self.addresses, now);
         let slot = self.insert(connection);
-        self.note_handshake(id, backlog, (now, slot, self.last_id));
+        self.note_handshake(slot, self.last_id);
         self.deliver(slot, segment, packet, now);
     }
 
-    fn note_handshake(&mut self, listener: u64, backlog: u32, new: (Instant, usize, u64)) {
-        let mut all = self.handshakes.remove(&listener).unwrap_or_default();
-        if all.len() > 2 * backlog as usize {
-            all.retain(|(_, slot, id)| self.is_handshake(*slot, *id));
+    fn note_handshake(&mut self, slot: usize, id: u64) {
+        if self.handshakes.len() > 2 * self.half_open as usize + 16 {
+            let mut all = core::mem::take(&mut self.handshakes);
+            all.retain(|(slot, id)| self.is_handshake(*slot, *id));
+            self.handshakes = all;
         }
-        all.push_back(new);
-        self.handshakes.insert(listener, all);
+        self.handshakes.push_back((slot, id));
     }
 
     fn is_handshake(&self, slot: usize, id: u64) -> bool {
         let connection = self.connections.get(slot).and_then(Option::as_ref);
-        connection.is_some_and(|c| c.id == id && matches!(c.phase, Phase::Arriving))
+        connection.is_some_and(|c| c.id == id && c.is_half_open())
     }
 
-    /// Drops the oldest handshake of a listener that is not over in time: whoever floods it with
-    /// SYNs of nobody does not keep others out. Says whether there was one.
-    fn make_place(&mut self, listener: u64, now: Instant) -> bool {
-        while let Some(all) = self.handshakes.get_mut(&listener)
-            && let Some((at, slot, id)) = all.front().copied()
-        {
-            let live = self.is_handshake(slot, id);
-            if live && now < at + HANDSHAKE {
-                return false;
-            }
-            if let Some(all) = self.handshakes.get_mut(&listener) {
-                all.pop_front();
-            }
-            if live {
+    /// Drops the oldest handshake that is not over: whoever floods listeners with SYNs of nobody
+    /// keeps those out that answer more slowly than the flood takes all places, and no others.
+    /// The peer hears nothing, as it may not be the one that has asked. Says whether there was one.
+    pub(super) fn give_way(&mut self) -> bool {
+        while let Some((slot, id)) = self.handshakes.pop_front() {
+            if self.is_handshake(slot, id) {
                 self.remove(slot);
+                self.counts.drop_backlog += 1;
                 return true;
             }
         }

@@ -197,10 +197,9 @@ impl Tenant {
             None => Err(Errno(libc::ENOENT)),
             Some(Socket::Bound { local } | Socket::Listener { local, .. }) => {
                 self.sockets.remove(&id);
-                self.handshakes.remove(&id);
                 self.ports.release(id, local.port);
                 let untaken = |c: &Option<Box<Connection>>| {
-                    c.as_ref().is_some_and(|c| c.listener == id && !c.taken)
+                    c.as_ref().is_some_and(|c| c.listener == id && (!c.taken || c.is_half_open()))
                 };
                 let all: Vec<usize> = (0..self.connections.len())
                     .filter(|i| untaken(&self.connections[*i]))

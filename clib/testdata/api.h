@@ -37,4 +37,5 @@ void close_all(struct ibv_qp *a, struct ibv_qp *b);
 /* changes.c */
 void resize(void);
 void reregister(void);
+void naps(void);
 void groups(void);

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /* Objects that change while they are used: completion queues, regions, groups of queue pairs. */
 
+#include <sched.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "api.h"
 
@@ -157,4 +159,44 @@ void groups(void)
 	IS(ibv_destroy_ah(ah), 0);
 	IS(ibv_destroy_qp(rc), 0);
 	close_all(a, b);
+}
+
+/* How often this program has slept. */
+static long sleeps(void)
+{
+	struct rusage usage;
+
+	IS(getrusage(RUSAGE_THREAD, &usage), 0);
+	return usage.ru_nvcsw;
+}
+
+/* A program that polls, and gets nothing, sleeps where there is one processor, in both interfaces,
+ * and finds what comes. */
+void naps(void)
+{
+	cpu_set_t one, all;
+	int processor = sched_getcpu();
+
+	CPU_ZERO(&one);
+	CPU_SET(processor, &one);
+	IS(sched_getaffinity(0, sizeof(all), &all), 0);
+	IS(sched_setaffinity(0, sizeof(one), &one), 0);
+	open_all();
+	struct ibv_qp *a = make_qp(IBV_QPT_RC), *b = make_qp(IBV_QPT_RC);
+	struct ibv_poll_cq_attr extended = {0};
+	struct ibv_wc wc;
+
+	connect_to(a, b->qp_num);
+	connect_to(b, a->qp_num);
+	for (int round = 0; round < 3; round++) {
+		for (long before = sleeps(); sleeps() < before + 3;)
+			IS(ibv_poll_cq(ibv_cq_ex_to_cq(cq), 1, &wc), 0);
+		for (long before = sleeps(); sleeps() < before + 3;)
+			IS(ibv_start_poll(cq, &extended), ENOENT);
+		IS(receive(b, 100, 8, 1), 0);
+		send_one(a, IBV_SEND_SIGNALED);
+		IS(next().status | next().status, IBV_WC_SUCCESS);
+	}
+	close_all(a, b);
+	IS(sched_setaffinity(0, sizeof(all), &all), 0);
 }

@@ -5,8 +5,8 @@
 
 /* So many polls that find nothing are followed by a look whether the router is there. */
 #define POLLS_BEFORE_LOOK  4096
-/* So many are followed by a sched_yield(), where the router says that there is a processor for who
- * spins, and where there is none. */
+/* So many are followed by a look whether others should run, where the router says that there is a
+ * processor for who spins, and where there is none. */
 #define POLLS_WITH_SPIN    4096
 #define POLLS_WITHOUT_SPIN 64
 
@@ -220,7 +220,7 @@ static bool is_cq_dead(struct cq *cq)
 		return true;
 	cq->empty_polls++;
 	if (cq->empty_polls % (c->hello.spin_us ? POLLS_WITH_SPIN : POLLS_WITHOUT_SPIN) == 0)
-		syscall(SYS_sched_yield);
+		cq->waits = nap_yield(c);
 	return cq->empty_polls % POLLS_BEFORE_LOOK == 0 && control_is_gone(c);
 }
 
@@ -237,6 +237,7 @@ bool cq_next(struct cq *cq, struct verbs_completion *completion)
 			continue;
 		outstanding_complete(cq_is_receive(completion) ? &qp->receives : &qp->sends, completion);
 		cq->empty_polls = 0;
+		nap_found(context_of(cq->base.context));
 		return true;
 	}
 	return is_cq_dead(cq) && flush_outstanding(cq, completion);
@@ -246,6 +247,7 @@ int poll_cq(struct ibv_cq *base, int count, struct ibv_wc *wc)
 {
 	struct cq *cq = cq_of(base);
 	struct verbs_completion from;
+	bool waits;
 	int found = 0;
 
 	lock_take(&cq->lock);
@@ -265,6 +267,9 @@ int poll_cq(struct ibv_cq *base, int count, struct ibv_wc *wc)
 		        .sl = from.sl,
 		        .dlid_path_bits = from.dlid_path_bits,
 		};
+	waits = cq_take_wait(cq);
 	lock_release(&cq->lock);
+	if (waits && found == 0)
+		nap_wait(cq);
 	return found;
 }

@@ -26,14 +26,20 @@ static int next_poll(struct ibv_cq_ex *base)
 
 static int start_poll(struct ibv_cq_ex *base, struct ibv_poll_cq_attr *attr)
 {
+	struct cq *cq = cq_of_ex(base);
+	bool waits;
 	int error;
 
 	if (attr->comp_mask)
 		return EINVAL;
-	lock_take(&cq_of_ex(base)->lock);
+	lock_take(&cq->lock);
 	error = next_poll(base);
-	if (error)
-		lock_release(&cq_of_ex(base)->lock);
+	if (!error)
+		return 0;
+	waits = cq_take_wait(cq);
+	lock_release(&cq->lock);
+	if (waits)
+		nap_wait(cq);
 	return error;
 }
 

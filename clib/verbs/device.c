@@ -135,6 +135,7 @@ static int say_hello(struct context *c)
 	}
 	c->shared = shared.base;
 	c->doorbell = fds[1];
+	nap_begin(c);
 	init_context(c, fds[2]);
 	error = show_memory(c);
 	if (error) {

@@ -44,6 +44,10 @@ struct context {
 	long process;      /* that opened it */
 	void *shared;      /* context memory: the doorbell */
 	int doorbell;      /* its ringing end */
+	/* Of polls that find nothing: nap.c. */
+	bool naps;
+	_Atomic int64_t quiet_since; /* no completion came since then; 0: one did, or nobody looked */
+	_Atomic int64_t patience;    /* for how long polls go on before they wait */
 	struct verbs_hello_reply hello;
 	struct lock objects_lock;
 	struct table cqs, qps, srqs; /* by handle */
@@ -89,6 +93,7 @@ struct cq {
 	struct ring_consumer ring;
 	struct table qps;                /* that complete here, by number: guarded by lock */
 	uint32_t empty_polls;            /* since something was found */
+	bool waits;                      /* who polls is to wait once it has given the lock back */
 	uint32_t events;                 /* completion events given out: guarded by objects_lock */
 	uint32_t async_events;           /* the same of asynchronous ones */
 	bool end_reported;               /* a completion event told that the router has ended */
@@ -164,6 +169,25 @@ static inline bool is_gone(const struct context *c)
 	return atomic_load_explicit(&c->gone, memory_order_relaxed);
 }
 
+/* nap.c */
+
+/* Whether polls of a context may wait, from now on. */
+void nap_begin(struct context *c);
+/* Polls have found nothing for a while: lets others run. True if it has to be by nap_wait. */
+bool nap_yield(struct context *c);
+/* Waits for a moment, or until the router has completed something. Without the lock of the CQ. */
+void nap_wait(struct cq *cq);
+void nap_found_slowly(struct context *c, int64_t since);
+
+/* A poll has found something. */
+static inline void nap_found(struct context *c)
+{
+	int64_t since = atomic_load_explicit(&c->quiet_since, memory_order_relaxed);
+
+	if (since)
+		nap_found_slowly(c, since);
+}
+
 /* Wakes the router if it sleeps. */
 static inline void ring_router(struct context *c)
 {
@@ -218,6 +242,14 @@ int req_notify_cq(struct ibv_cq *cq, int solicited_only);
 /* Takes the next completion that is to be given out; false if there is none. The CQ's lock is
  * held. */
 bool cq_next(struct cq *cq, struct verbs_completion *completion);
+/* Whether who has polled is to wait, by nap_wait. */
+static inline bool cq_take_wait(struct cq *cq)
+{
+	bool waits = cq->waits;
+
+	cq->waits = false;
+	return waits;
+}
 static inline bool cq_is_receive(const struct verbs_completion *completion)
 {
 	return completion->opcode & IBV_WC_RECV;

@@ -20,6 +20,7 @@
 
 /* Offsets in shared memory. Rings and doorbells are those of docs/protocols/shared-rings.md. */
 #define VERBS_CONTEXT_DOORBELL 0    /* context memory: the doorbell in which the router sleeps */
+#define VERBS_CONTEXT_NAP      1024 /* context memory: 1 while a thread that polls waits in a futex */
 #define VERBS_CONTEXT_PROOF    2048 /* context memory: 8 bytes by which SHOW_MEMORY is checked */
 #define VERBS_CONTEXT_SIZE     4096 /* bytes of the context memory */
 #define VERBS_CQ_ARM           0    /* memory of a CQ: struct verbs_cq_arm */

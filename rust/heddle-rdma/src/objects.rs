@@ -28,7 +28,7 @@ use crate::memory::{Copier, Piece, Process, Regions};
 use crate::multicast::Groups;
 use crate::placing::REGISTERED_A_SECOND;
 use crate::protection::{Protection, protects};
-use crate::queues::{CompletionRing, ReceiveRing, SendRing};
+use crate::queues::{CompletionRing, ReceiveRing, SendRing, wake_polls};
 use crate::shards::{Nudge, Shard};
 use crate::sys::{self, Epoll};
 use crate::table::Table;
@@ -643,6 +643,9 @@ impl Objects {
         while let Some(cq) = self.touched.pop() {
             let Some(queue) = self.cqs.get_mut(cq) else { continue };
             queue.touched = false;
+            if let Some(memory) = self.contexts.get(queue.context).and_then(|c| c.memory.as_ref()) {
+                wake_polls(memory);
+            }
             if !queue.ring.take_wish() {
                 continue;
             }

@@ -8,6 +8,8 @@ use verbs_protocol::abi::{self, verbs_completion};
 use verbs_protocol::plain;
 use verbs_protocol::slots::{self, Receive, SLOT, SLOTS_MAX, Send};
 
+use crate::sys;
+
 /// The ring cannot be read any more: an index that cannot be, or a request without an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Dead;
@@ -213,6 +215,24 @@ impl CompletionRing {
         // SAFETY: the memory begins at a page boundary and is longer than the word, any bytes are a
         // value of an atomic, and `self` keeps it mapped.
         unsafe { self.memory.as_ptr().cast::<AtomicU32>().as_ref() }
+    }
+}
+
+/// Wakes threads of a program that wait for a completion in a poll, once it is shown. A program
+/// that always says so has a system call made for each turn, as by a doorbell.
+pub(crate) fn wake_polls(context: &SharedMemory) {
+    const AT: usize = abi::VERBS_CONTEXT_NAP as usize;
+    const { assert!(AT + 4 <= abi::VERBS_CONTEXT_SIZE as usize && AT.is_multiple_of(4)) };
+    // The program says that it waits and then looks for completions; here it is the other way
+    // round.
+    fence(Ordering::SeqCst);
+    // SAFETY: the memory of a context is as long as that.
+    let word = unsafe { context.as_ptr().byte_add(AT) }.cast::<AtomicU32>();
+    // SAFETY: the memory begins at a page boundary, any bytes are a value of an atomic, and
+    // `context` keeps it mapped.
+    let word = unsafe { word.as_ref() };
+    if word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::Relaxed) != 0 {
+        sys::wake_all(word);
     }
 }
 

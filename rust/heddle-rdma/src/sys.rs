@@ -2,6 +2,7 @@
 //! descriptors. Errors are the kernel's; callers say what they were doing.
 
 use core::ffi::c_void;
+use core::sync::atomic::AtomicU32;
 use std::fs::OpenOptions;
 use std::io;
 use std::net::TcpStream;
@@ -24,6 +25,12 @@ pub(crate) fn no_descriptors(err: &io::Error) -> bool {
 pub(crate) fn thread() -> i32 {
     // SAFETY: gettid takes nothing.
     unsafe { libc::gettid() }
+}
+
+/// Wakes all threads, of any process, that wait for a word of shared memory to change.
+pub(crate) fn wake_all(word: &AtomicU32) {
+    // SAFETY: the kernel takes the address as a name, and writes nothing.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
 }
 
 /// Whether a thread of this process waits for something, and not just for a processor.

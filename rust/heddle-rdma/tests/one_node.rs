@@ -2,9 +2,12 @@
 
 mod support;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+
 use support::{
-    End, Sge, WAIT_TIMEOUT, at, gid, inline, node, pair, readable, receive, receiving, request,
-    sending,
+    End, Sge, WAIT_TIMEOUT, at, eventually, gid, inline, node, pair, readable, receive, receiving,
+    request, sending,
 };
 use verbs_protocol::{abi, ibv, plain};
 
@@ -356,4 +359,48 @@ fn a_queue_pair_begins_anew_after_reset() {
     assert_eq!(a.sends.result(), (1, ibv::WC_SUCCESS));
     assert_eq!(b.receives.result(), (9, ibv::WC_SUCCESS));
     assert!(a.receives.poll().is_none() && b.receives.poll().is_none());
+}
+
+#[test]
+fn who_waits_in_a_poll_is_woken_by_a_completion() {
+    let router = node();
+    let (mut a, mut b) = pair([&router, &router], ibv::QPT_RC, 64, |_| ());
+    let memory = Arc::clone(&b.device.memory);
+    let at = abi::VERBS_CONTEXT_NAP as usize;
+    // SAFETY: the memory of a context is longer, and the word's address a multiple of 4.
+    let word = unsafe { memory.as_ptr().byte_add(at) }.cast::<AtomicU32>();
+    // SAFETY: any bytes are a value of an atomic, and `memory` keeps them mapped.
+    let word: &AtomicU32 = unsafe { word.as_ref() };
+    b.post_receive(7, &[b.whole()]);
+    word.store(1, Ordering::SeqCst);
+    let thread = AtomicI32::new(0);
+    std::thread::scope(|scope| {
+        let sleeper = scope.spawn(|| {
+            // SAFETY: gettid takes nothing.
+            thread.store(unsafe { libc::gettid() }, Ordering::SeqCst);
+            let seconds = libc::time_t::try_from(WAIT_TIMEOUT.as_secs()).unwrap();
+            let until = libc::timespec { tv_sec: seconds, tv_nsec: 0 };
+            while word.load(Ordering::SeqCst) == 1 {
+                // SAFETY: the word and the time outlive the call.
+                let woken = unsafe {
+                    libc::syscall(
+                        libc::SYS_futex,
+                        word.as_ptr(),
+                        libc::FUTEX_WAIT,
+                        1,
+                        &raw const until,
+                    )
+                };
+                let why = std::io::Error::last_os_error();
+                assert!(woken == 0 || why.kind() != std::io::ErrorKind::TimedOut);
+            }
+        });
+        eventually("a thread that sleeps", || {
+            let stat = format!("/proc/self/task/{}/stat", thread.load(Ordering::SeqCst));
+            std::fs::read_to_string(stat).ok()?.contains(") S ").then_some(())
+        });
+        a.send(&sending(request(ibv::WR_SEND, 5), &[a.whole()]));
+        sleeper.join().unwrap();
+    });
+    assert_eq!(b.receives.result(), (7, ibv::WC_SUCCESS));
 }

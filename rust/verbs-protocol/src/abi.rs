@@ -4,6 +4,7 @@ pub const VERBS_VERSION: u32 = 1;
 pub const VERBS_MESSAGE_MAX: u32 = 4096;
 pub const VERBS_DESCRIPTORS_MAX: u32 = 3;
 pub const VERBS_CONTEXT_DOORBELL: u32 = 0;
+pub const VERBS_CONTEXT_NAP: u32 = 1024;
 pub const VERBS_CONTEXT_PROOF: u32 = 2048;
 pub const VERBS_CONTEXT_SIZE: u32 = 4096;
 pub const VERBS_CQ_ARM: u32 = 0;

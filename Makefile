@@ -416,7 +416,8 @@ check: check-packages need-cargo check-bpf
 	rust/verbs-protocol/generate.sh
 	GO=$(GO) clib/stack/generate.sh
 	@git diff --exit-code -- internal/plane/tcp/datapath/'*_bpfel.*' internal/bench/baseline/'*_bpfel.*' \
-		rust/verbs-protocol/src/abi.rs rust/heddle-stack/src/abi.rs rust/heddle-stack/src/queues/abi.rs internal/plane/stacks/protocol/abi.go || \
+		rust/verbs-protocol/src/abi.rs rust/heddle-stack/src/abi.rs rust/heddle-stack/src/queues/abi.rs internal/plane/stacks/protocol/abi.go \
+		internal/plane/queues/protocol/abi.go || \
 		{ echo "generated files were out of date; they are not now: commit them"; exit 1; }
 
 # The order of includes in bpf/ means nothing: each file is compiled by itself, and the object with its files in reverse order.

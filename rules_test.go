@@ -59,6 +59,7 @@ var allowed = map[string][]string{
 	"internal/plane/planetest":     {"internal/api", "internal/netcfg", "internal/plane", "internal/stack", "internal/trap"},
 	"internal/plane/tcp": {"internal/api", "internal/plane/tcp/datapath", "internal/dockernet", "internal/plane/tcp/intercept", "internal/fdkeep", "internal/netcfg",
 		"internal/plane", "internal/plane/tcp/congestion", "internal/plane/tcp/lockwait", "internal/plane/tcp/names", "internal/plane/tcp/probe", "internal/plane/tcp/procnet", "internal/stack", "internal/trap/ioctl"},
+	"internal/plane/queues":       {"internal/api", "internal/netcfg", "internal/plane", "internal/plane/lanes", "internal/plane/process", "internal/plane/queues/protocol", "internal/stack", "internal/trap", "internal/trap/task"},
 	"internal/plane/lanes":        {"internal/api", "internal/netcfg", "internal/plane", "internal/stack", "internal/trap", "internal/trap/task"},
 	"internal/plane/process":      {},
 	"internal/plane/stacks":       {"internal/api", "internal/netcfg", "internal/plane", "internal/plane/process", "internal/plane/stacks/protocol", "internal/stack", "internal/trap", "internal/trap/task"},
@@ -71,7 +72,7 @@ var allowed = map[string][]string{
 
 	"internal/node": {"internal/api", "internal/dockernet", "internal/durable", "internal/endpoint", "internal/fdkeep", "internal/netcfg",
 		"internal/plane", "internal/plane/tcp", "internal/policy", "internal/stack", "internal/store", "internal/store/etcd", "internal/trap", "internal/trust"},
-	"internal/uninstall":  {"internal/plane/tcp/datapath", "internal/fdkeep", "internal/netcfg", "internal/plane/tcp/procnet", "internal/plane/stacks", "internal/plane/verbs", "internal/plane/verbs/folder"},
+	"internal/uninstall":  {"internal/plane/tcp/datapath", "internal/fdkeep", "internal/netcfg", "internal/plane/tcp/procnet", "internal/plane/queues", "internal/plane/stacks", "internal/plane/verbs", "internal/plane/verbs/folder"},
 	"internal/version":    {},
 	"internal/systemd":    {},
 	"internal/lab":        {"internal/api", "internal/lab/fabric", "internal/netns", "internal/patience", "internal/runtime", "internal/trust"},

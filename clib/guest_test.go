@@ -14,7 +14,7 @@ func lanes(t *testing.T) string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "lanes")
 	args := []string{"-O1", "-g", "-std=gnu11", "-Wall", "-Wextra", "-fno-builtin", "-fsanitize=address,undefined", "-fno-sanitize-recover", "-I.", "-o", program,
-		"testdata/lanes.c", "guest/connection.c", "guest/send.c", "guest/receive.c"}
+		"testdata/lanes.c", "guest/connection.c", "guest/send.c", "guest/receive.c", "guest/queues.c", "guest/region.c"}
 	if out, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}

@@ -41,16 +41,22 @@ static long trapped_socket(long d, long e, long f)
 #endif
 }
 
-/* Gives a file, or -errno. An agent that does not know the question gives a socket. */
-long ask_for_lanes(int fd, int role)
+/* Gives what the agent answers, or -errno. One that does not know the question gives a socket. */
+long ask_agent(unsigned long magic, long question)
 {
 	long r;
 	int tries = 0;
 
 	do
-		r = trapped_socket((long)LANES_ASK, (long)role << 32 | fd, (long)~LANES_ASK);
+		r = trapped_socket((long)magic, question, (long)~magic);
 	while (r == -EINTR && ++tries < 16);
 	return r;
+}
+
+/* Gives a file, or -errno. */
+long ask_for_lanes(int fd, int role)
+{
+	return ask_agent(LANES_ASK, (long)role << 32 | fd);
 }
 
 extern void *dlsym(void *, const char *) __attribute__((weak));

@@ -262,7 +262,7 @@ PUBLIC ssize_t sendfile(int out, int in, off_t *offset, size_t count)
 {
 	struct connection *c = begin_io(out);
 	struct file_to_socket s = {out, in, offset, count};
-	ssize_t r = result(HAS_LANES(c) ? lanes_native(c, send_file, &s) : send_file(&s));
+	ssize_t r = result(HAS_LANES(c) ? lanes_native(c, out, send_file, &s) : send_file(&s));
 
 	end_io(out, c, r, 0);
 	return r;
@@ -327,7 +327,7 @@ PUBLIC ssize_t splice(int in, off64_t *in_at, int out, off64_t *out_at, size_t c
 	if (HAS_LANES(from))
 		r = count ? splice_out(from, &s) : 0;
 	else
-		r = HAS_LANES(to) ? lanes_native(to, splice_native, &s) : splice_native(&s);
+		r = HAS_LANES(to) ? lanes_native(to, out, splice_native, &s) : splice_native(&s);
 	r = result(r);
 	end_io(in, from, 0, r);
 	end_io(out, to, r, 0);

@@ -5,7 +5,8 @@
  * names, options and the end of the connection are about; a byte in it is the doorbell.
  *
  * calls.c, files.c and processes.c have the functions that programs call, table.c what is known of
- * a descriptor, ask.c asks the agent, send.c and receive.c move bytes. */
+ * a descriptor, ask.c asks the agent, send.c and receive.c move bytes. queues.c and region.c have
+ * connections whose bytes a service of the node sends: docs/protocols/stack-queues.md. */
 
 #include <linux/tcp.h>
 #include <netinet/in.h>
@@ -15,7 +16,7 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 
-#include "guest/internal.h"
+#include "guest/queues.h"
 #include "ring/ring.h"
 
 /* Whether the kernel counts for the socket what this library did: else bytes went by it that the
@@ -82,8 +83,13 @@ bool attach(struct connection *c, int fd, int role, int memory, uint64_t sent, u
 /* Gives the memory back. */
 void release(struct connection *c)
 {
-	struct lanes *lanes = atomic_exchange(&c->lanes, NULL);
+	struct lanes *lanes;
 
+	if (c->stream) {
+		queue_release(c);
+		return;
+	}
+	lanes = atomic_exchange(&c->lanes, NULL);
 	if (!lanes)
 		return;
 	ring_unmap(lanes, LANES_SIZE);

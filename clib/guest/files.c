@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <sys/ioctl.h>
 
-#include "guest/internal.h"
+#include "guest/queues.h"
 
 PUBLIC int connect(int fd, const struct sockaddr *to, socklen_t length)
 {
@@ -173,7 +173,13 @@ PUBLIC int ioctl(int fd, unsigned long what, ...)
 PUBLIC int shutdown(int fd, int how)
 {
 	struct connection *c = how == SHUT_RD ? NULL : use(fd);
+	long r;
 
+	if (c && c->stream) {
+		r = queue_shutdown(c, fd, how);
+		unuse(c);
+		return (int)result(r);
+	}
 	if (c) {
 		lanes_finish(c);
 		unuse(c);
@@ -185,6 +191,10 @@ PUBLIC int setsockopt(int fd, int level, int name, const void *value, socklen_t 
 {
 	struct connection *c = use(fd);
 
+	if (c && c->stream) {
+		unuse(c);
+		return PLAIN(setsockopt, SYS_setsockopt, fd, level, name, value, length);
+	}
 	if (c && level == IPPROTO_TCP && (name == TCP_NODELAY || name == TCP_CORK) && length >= sizeof(int)) {
 		unuse(c);
 		return 0; /* doorbells want their own */
@@ -196,6 +206,19 @@ PUBLIC int setsockopt(int fd, int level, int name, const void *value, socklen_t 
 	    handing_over(fd))
 		return (int)result(-EBUSY);
 	return PLAIN(setsockopt, SYS_setsockopt, fd, level, name, value, length);
+}
+
+/* What the kernel has told the service of queues it tells nobody else. */
+PUBLIC int getsockopt(int fd, int level, int name, void *restrict value, socklen_t *restrict length)
+{
+	struct connection *c = level == SOL_SOCKET && name == SO_ERROR ? use(fd) : NULL;
+	int r = PLAIN(getsockopt, SYS_getsockopt, fd, level, name, value, length);
+
+	if (c && c->stream && r == 0 && *length == sizeof(int) && *(int *)value == 0)
+		*(int *)value = queue_error(c);
+	if (c)
+		unuse(c);
+	return r;
 }
 
 /* The C library reads and writes a stream by calls that are not seen here. */

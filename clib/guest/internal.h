@@ -39,12 +39,17 @@ struct sides {
 	_Atomic uint32_t broken; /* the peer does not keep to the rules */
 };
 
-/* A connection that has lanes, in this process. */
+/* A connection that has lanes, or a stream of queues, in this process. */
 struct connection {
 	_Atomic uint32_t taken;
 	_Atomic uint32_t users; /* calls that use it just now, and descriptors that lead to it */
 	struct lanes *_Atomic lanes;
 	struct sides *sides;
+	/* Of one that has a stream of the service of queues instead. */
+	uint32_t stream; /* its number plus 1; 0: it has lanes */
+	uint32_t generation, capacity;
+	struct queues_stream *words;
+	struct queues_header *header;
 	struct lane *out, *in;
 	uint8_t *out_ring, *in_ring;
 };
@@ -75,7 +80,7 @@ size_t rest_of(const struct buffers *b, struct iovec *list, size_t most, size_t 
 long lanes_send(struct connection *c, int fd, struct buffers *b, int flags);
 long lanes_receive(struct connection *c, int fd, struct buffers *b, int flags);
 /* Runs what writes to the TCP socket itself. */
-long lanes_native(struct connection *c, long (*f)(void *), void *arg);
+long lanes_native(struct connection *c, int fd, long (*f)(void *), void *arg);
 void lanes_finish(struct connection *c);
 long lanes_readable(struct connection *c, int fd);
 void lanes_settle(struct connection *c, int fd);
@@ -107,6 +112,7 @@ long executing(void);
 long handing_over(int fd);
 
 /* ask.c */
+long ask_agent(unsigned long magic, long question);
 long ask_for_lanes(int fd, int role);
 
 static inline bool failed(long r)

@@ -7,7 +7,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-#include "guest/internal.h"
+#include "guest/queues.h"
 
 extern char **environ;
 
@@ -17,6 +17,13 @@ static int fails(long r)
 	return -1;
 }
 
+/* Else its locks would be its parent's, and its parent's end would not be seen. */
+static void in_child(void)
+{
+	forget_thread();
+	queue_forked();
+}
+
 PUBLIC pid_t fork(void)
 {
 	pid_t (*next)(void) = NEXT(fork), child;
@@ -24,7 +31,7 @@ PUBLIC pid_t fork(void)
 	forking();
 	child = next ? next() : (pid_t)fails(-ENOSYS);
 	if (child == 0)
-		forget_thread(); /* else its locks would be its parent's */
+		in_child();
 	return child;
 }
 
@@ -34,7 +41,7 @@ extern int __register_atfork(void (*)(void), void (*)(void), void (*)(void), voi
 __attribute__((constructor)) static void ask_for_forks(void)
 {
 	if (__register_atfork)
-		__register_atfork(forking, NULL, forget_thread, NULL);
+		__register_atfork(forking, NULL, in_child, NULL);
 }
 
 #define EXECUTE(name, ...)                                                                                   \

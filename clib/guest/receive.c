@@ -9,7 +9,7 @@
 #include <sys/ioctl.h>
 #include <time.h>
 
-#include "guest/internal.h"
+#include "guest/queues.h"
 
 #define AGAIN       (-4097) /* another step is due */
 #define MANY_STEPS  64      /* of a call that find nothing: only a hostile writer makes more */
@@ -305,6 +305,8 @@ long lanes_receive(struct connection *c, int fd, struct buffers *b, int flags)
 {
 	long r, got = 0;
 
+	if (c->stream)
+		return queue_receive(c, fd, b, flags);
 	do {
 		r = step(c, fd, b, flags);
 		if (r > 0)
@@ -327,6 +329,8 @@ long lanes_readable(struct connection *c, int fd)
 	long r = call(SYS_ioctl, fd, FIONREAD, &queued), have;
 	uint64_t left;
 
+	if (c->stream)
+		return failed(r) ? r : queued;
 	if (failed(r) || !lock_direction(d))
 		return failed(r) ? r : 0;
 	have = available(c);
@@ -347,6 +351,10 @@ void lanes_settle(struct connection *c, int fd)
 {
 	struct direction *d = &c->sides->in;
 
+	if (c->stream) {
+		queue_settle(c, fd);
+		return;
+	}
 	if (!lock_direction(d))
 		return;
 	if (d->epoch & 1 && !moved(c))
@@ -387,6 +395,8 @@ bool lanes_hand_over(struct connection *c, int fd)
 	struct direction *d = &c->sides->in;
 	bool clean;
 
+	if (c->stream)
+		return queue_hand_over(c, fd);
 	lanes_finish(c);
 	if (!lock_direction(d))
 		return false;

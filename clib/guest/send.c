@@ -9,7 +9,7 @@
 #include <sys/ioctl.h>
 #include <time.h>
 
-#include "guest/internal.h"
+#include "guest/queues.h"
 
 /* For so long a send waits for room in the ring before it goes by TCP: what a reader that runs
  * takes for half of it, or a little of a program's time that does not want to wait. */
@@ -232,6 +232,8 @@ long lanes_send(struct connection *c, int fd, struct buffers *b, int flags)
 	size_t all = b->left;
 	long r = 0;
 
+	if (c->stream)
+		return queue_send(c, fd, b, flags);
 	if (!lock_direction(d))
 		return -EAGAIN;
 	while (b->left && r >= 0) {
@@ -243,11 +245,13 @@ long lanes_send(struct connection *c, int fd, struct buffers *b, int flags)
 	return b->left < all ? (long)(all - b->left) : r;
 }
 
-long lanes_native(struct connection *c, long (*f)(void *), void *arg)
+long lanes_native(struct connection *c, int fd, long (*f)(void *), void *arg)
 {
 	struct direction *d = &c->sides->out;
 	long r;
 
+	if (c->stream)
+		return queue_native(c, fd, f, arg);
 	if (!lock_direction(d))
 		return -EAGAIN;
 	leave_ring(c);
@@ -268,6 +272,10 @@ void lanes_finish(struct connection *c)
 {
 	struct direction *d = &c->sides->out;
 
+	if (c->stream) {
+		queue_finish(c);
+		return;
+	}
 	if (!lock_direction(d))
 		return;
 	d->final = true;

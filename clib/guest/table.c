@@ -7,7 +7,7 @@
 #include <signal.h>
 #include <sys/mman.h>
 
-#include "guest/internal.h"
+#include "guest/region.h"
 
 #define NUMBERS     65536 /* descriptors beyond have no lanes */
 #define CONNECTIONS 4096  /* of a process that have lanes */
@@ -55,6 +55,7 @@ static bool own_table(void)
 	}
 	if (atomic_load(page) == 0) {
 		forget_thread();
+		queue_forked();
 		forking();
 		atomic_store(page, pid);
 	}
@@ -111,20 +112,24 @@ static struct connection *free_connection(void)
 	return NULL;
 }
 
-/* Asks for lanes; the caller has made the kind ASKING. */
+/* Asks for lanes, or a stream of queues: a profile says one of them, or neither. The caller has
+ * made the kind ASKING. */
 static bool get_lanes(struct entry *e, int fd)
 {
 	struct connection *c = free_connection();
-	long memory;
+	long memory = -EOPNOTSUPP;
 	bool got;
 
 	if (!c)
 		return false;
-	memory = ask_for_lanes(fd, e->role);
+	if (!region_exists())
+		memory = ask_for_lanes(fd, e->role);
 	got = !failed(memory) &&
 	      attach(c, fd, e->role, (int)memory, atomic_load(&e->sent), atomic_load(&e->received));
 	if (!failed(memory))
 		call(SYS_close, memory);
+	else
+		got = queue_attach(c, fd);
 	if (got)
 		atomic_store(&e->connection, c);
 	else
@@ -275,8 +280,14 @@ void forking(void)
 	uint32_t kind;
 
 	for (int fd = 0; fd <= most; fd++) {
+		struct connection *c = kind_of(&table[fd]) == ATTACHED ? use(fd) : NULL;
+
 		kind = OPENED;
 		atomic_compare_exchange_strong(&table[fd].kind, &kind, OTHER);
+		if (c && c->stream)
+			queue_leave(c);
+		if (c)
+			unuse(c);
 	}
 }
 

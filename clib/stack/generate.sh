@@ -18,11 +18,13 @@ bindgen --with-derive-default --no-layout-tests --no-doc-comments --no-prepend-e
 	--allowlist-type 'queues_.*' --allowlist-var 'QUEUES_.*' "$here/queues.h" -- -std=gnu11 -DQUEUES_LAYOUT_ONLY >src/queues/abi.rs
 rustfmt --edition 2024 --config-path ../rustfmt.toml src/abi.rs src/queues/abi.rs
 
-# cgo reads the header here; what it writes needs no cgo. Members are named as Go does.
-cd "$here/../../internal/plane/stacks/protocol"
+# cgo reads the headers here; what it writes needs no cgo. Members are named as Go does.
 objects=$(mktemp -d)
 trap 'rm -rf "$objects"' EXIT
-CGO_ENABLED=1 "${GO:-go}" tool cgo -objdir "$objects/" -godefs -- -I../../../../clib/stack types.go |
-	sed -E -e '2s/.*/\/\/ clib\/stack\/generate.sh/' -e '/^\t\t[A-Z]/s/_([a-z])/\U\1/g' -e '/^\t\t/s/^\t\tId\t/\t\tID\t/' -e '/^\t\t/s/^\t\t(Mtu|Mac|Rtt|Mss)/\t\t\U\1/' >_abi
-gofmt <_abi >abi.go
-rm _abi
+for package in stacks queues; do
+	cd "$here/../../internal/plane/$package/protocol"
+	CGO_ENABLED=1 "${GO:-go}" tool cgo -objdir "$objects/" -godefs -- -I../../../../clib/stack types.go |
+		sed -E -e '2s/.*/\/\/ clib\/stack\/generate.sh/' -e '/^\t\t[A-Z]/s/_([a-z])/\U\1/g' -e '/^\t\t/s/^\t\tId\t/\t\tID\t/' -e '/^\t\t/s/^\t\t(Mtu|Mac|Rtt|Mss)/\t\t\U\1/' >_abi
+	gofmt <_abi >abi.go
+	rm _abi
+done

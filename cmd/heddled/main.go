@@ -23,6 +23,7 @@ import (
 	"heddle.dev/heddle/internal/node"
 	"heddle.dev/heddle/internal/plane"
 	"heddle.dev/heddle/internal/plane/lanes"
+	"heddle.dev/heddle/internal/plane/queues"
 	"heddle.dev/heddle/internal/plane/stacks"
 	"heddle.dev/heddle/internal/plane/verbs"
 	"heddle.dev/heddle/internal/store"
@@ -197,7 +198,11 @@ func (f *flags) config() (node.Config, error) {
 		if err != nil {
 			return nil, errors.Join(err, modules.Close())
 		}
-		return []plane.Plane{modules, memory, verbs.Open(verbs.Config{
+		service, err := queues.Open(queues.Config{StateDir: cfg.StateDir, Self: self, Traps: h.Traps, Sockets: h.Sockets, Log: h.Log})
+		if err != nil {
+			return nil, errors.Join(err, modules.Close(), memory.Close())
+		}
+		return []plane.Plane{modules, memory, service, verbs.Open(verbs.Config{
 			StateDir: cfg.StateDir, SeccompSocket: cfg.SeccompSocket, Self: self, Device: f.rdmaDevice, Limits: f.verbs, Sockets: h.Sockets, Faults: h.Faults, Log: h.Log,
 		})}, nil
 	}

@@ -233,6 +233,8 @@ type Sockets interface {
 	ConnectAs(ctx context.Context, id model.EndpointID, to netip.AddrPort) (*os.File, error)
 	// ListenAs listens at a port of the endpoint's own addresses, IPv6's among them if ipv6 is set.
 	ListenAs(id model.EndpointID, port uint16, ipv6 bool) (net.Listener, error)
+	// SocketAs makes a socket that is neither bound nor connected. Its calls never wait.
+	SocketAs(id model.EndpointID, ipv6 bool) (*os.File, error)
 }
 
 // NoteBytes is how much StackModules keeps of a socket.

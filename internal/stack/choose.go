@@ -72,6 +72,7 @@ func servable(s Settings, serves func(Settings) error) Settings {
 		{Settings{Congestion: s.Congestion}, func(s *Settings) { s.Congestion = "" }},
 		{Settings{ReceiveBuffer: s.ReceiveBuffer}, func(s *Settings) { s.ReceiveBuffer = 0 }},
 		{Settings{SendBuffer: s.SendBuffer}, func(s *Settings) { s.SendBuffer = 0 }},
+		{Settings{Queues: s.Queues}, func(s *Settings) { s.Queues = false }},
 	} {
 		if serves(one.only) != nil {
 			one.clear(&s)

@@ -82,6 +82,7 @@ const (
 	Processors    Setting = "processors"
 	Memory        Setting = "memory"
 	Connections   Setting = "connections"
+	Queues        Setting = "queues"
 )
 
 // Settings are what a profile sets. The zero value of each leaves it as the node, or the module,
@@ -116,6 +117,9 @@ type Settings struct {
 	Processors  float64 `json:"processors,omitempty"`
 	Memory      uint64  `json:"memory,omitempty"`
 	Connections uint32  `json:"connections,omitempty"`
+	// Queues has programs with the guest library send by queues to a service of the node, which
+	// sends for them.
+	Queues bool `json:"queues,omitempty"`
 }
 
 // KeepaliveTimes are the parameters of keepalive: TCP_KEEPIDLE, TCP_KEEPINTVL and TCP_KEEPCNT.
@@ -189,6 +193,7 @@ func (s Settings) Text() (out []SettingText) {
 	add(Processors, s.Processors != 0, strconv.FormatFloat(s.Processors, 'g', -1, 64))
 	add(Memory, s.Memory != 0, s.Memory)
 	add(Connections, s.Connections != 0, s.Connections)
+	add(Queues, s.Queues, s.Queues)
 	return out
 }
 

@@ -18,6 +18,7 @@ import (
 
 	"heddle.dev/heddle/internal/fdkeep"
 	"heddle.dev/heddle/internal/netcfg"
+	"heddle.dev/heddle/internal/plane/queues"
 	"heddle.dev/heddle/internal/plane/stacks"
 	"heddle.dev/heddle/internal/plane/tcp/datapath"
 	"heddle.dev/heddle/internal/plane/tcp/procnet"
@@ -43,7 +44,7 @@ type Node struct {
 const processesEnd = 10 * time.Second
 
 // stateFiles is all that agents make in their state directory. Nothing else is ever removed.
-var stateFiles = slices.Concat([]string{"holder.sock", "holder.sock.lock", "instance", "etcd", "trust", "join.pem"}, verbs.StateFiles, stacks.StateFiles())
+var stateFiles = slices.Concat([]string{"holder.sock", "holder.sock.lock", "instance", "etcd", "trust", "join.pem"}, verbs.StateFiles, stacks.StateFiles(), queues.StateFiles)
 
 // socketFiles is what agents make beside their sockets' paths.
 const (
@@ -70,6 +71,7 @@ func (n Node) Run(removed func(what string)) error {
 	for _, kind := range stacks.Kinds {
 		errs = append(errs, n.end("stack module "+string(kind), stacks.Arguments(kind, n.StateDir), removed))
 	}
+	errs = append(errs, n.end("service of queues", queues.Program("", n.StateDir).Arguments(), removed))
 	gone, err := netcfg.Teardown()
 	for _, what := range gone {
 		removed(what)

@@ -119,13 +119,19 @@ func (p *Plane) ServeStack(kind stack.Kind, _ stack.Settings) error {
 	if kind != stack.SharedMemory {
 		return plane.ErrOtherStack
 	}
-	dir := filepath.Dir(p.cfg.Self)
+	return FindLibrary(p.cfg.Self)
+}
+
+// FindLibrary says whether the library is there, beside the program self or where the Debian
+// package has it.
+func FindLibrary(self string) error {
+	dir := filepath.Dir(self)
 	for _, d := range []string{dir, filepath.Join(dir, "../lib/heddle")} {
 		if _, err := os.Stat(filepath.Join(d, Library)); err == nil {
 			return nil
 		}
 	}
-	return fmt.Errorf("%s is not installed beside %s, nor in ../lib/heddle", Library, p.cfg.Self)
+	return fmt.Errorf("%s is not installed beside %s, nor in ../lib/heddle", Library, self)
 }
 
 // of gives what is known of an endpoint. The caller holds mu.

@@ -83,6 +83,15 @@ func (p *Plane) ListenAs(id model.EndpointID, port uint16, ipv6 bool) (net.Liste
 	return net.FileListener(file)
 }
 
+// SocketAs makes a socket of endpoint id, as socket() does, that never waits.
+func (p *Plane) SocketAs(id model.EndpointID, ipv6 bool) (*os.File, error) {
+	fd, err := p.socketOf(id, ipv6)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), "socket"), nil
+}
+
 // socketOf makes a socket of endpoint id that is counted as one of its, non-blocking.
 func (p *Plane) socketOf(id model.EndpointID, ipv6 bool) (fd int, err error) {
 	family := unix.AF_INET

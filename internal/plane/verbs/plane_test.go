@@ -80,6 +80,8 @@ func (loopback) ConnectAs(_ context.Context, _ model.EndpointID, to netip.AddrPo
 	return conn.(*net.TCPConn).File()
 }
 
+func (loopback) SocketAs(model.EndpointID, bool) (*os.File, error) { return nil, unix.ENOSYS }
+
 func (loopback) ListenAs(model.EndpointID, uint16, bool) (net.Listener, error) {
 	return net.Listen("tcp4", "127.0.0.1:0")
 }

@@ -123,6 +123,9 @@ func readSettings(r reader) (s stack.Settings, err error) {
 	if s.ECN, err = f.take("ecn").boolean(); err != nil {
 		return s, err
 	}
+	if s.Queues, err = f.take("queues").boolean(); err != nil {
+		return s, err
+	}
 	if s.Processors, err = f.take("processors").float(); err != nil {
 		return s, err
 	}

@@ -325,6 +325,19 @@ def stream(s, server):
     return "cut"
 
 
+def pieces(s, server):
+    """Both send small pieces until the connection is cut."""
+    def receive():
+        while error(s.recv, 100000) not in (b"", "ConnectionResetError", "ConnectionAbortedError"):
+            pass
+    t = threading.Thread(target=receive)
+    t.start()
+    while isinstance(error(s.sendall, bytes(2000)), type(None)):
+        time.sleep(0.0001)
+    t.join()
+    return "cut"
+
+
 def full_pipe(s, server):
     if server:
         s.sendall(b"p" * 1000)
@@ -380,9 +393,79 @@ def two_processes_write(s, server):
     return said, os.waitpid(child, 0)[1]
 
 
+def small(s, server):
+    """Many small sends in a row, answered by none, and the end behind them."""
+    n = 5000 * 1000
+    if server:
+        got = digest(s, n + 1)
+        s.sendall(b"done")
+        return got
+    data = pattern(1000, "small")
+    for _ in range(n // 1000):
+        s.sendall(data)
+    s.shutdown(socket.SHUT_WR)
+    return error(s.sendall, b"x"), exactly(s, 4), s.recv(1)
+
+
+def edges(s, server):
+    """Small sends that never wait, of a program that waits for edges; each takes all, or what there is room for."""
+    n = 8000 * 1000
+    if server:
+        got = 0
+        while got < n // 2:
+            got += len(exactly(s, 10000))
+            if got % 1000000 == 0:
+                time.sleep(0.02)
+        return digest(s, n - got)
+    data = pattern(n, "edges")
+    s.setblocking(False)
+    sent = waits = 0
+    with select.epoll() as e:
+        e.register(s, select.EPOLLOUT | select.EPOLLET)
+        while sent < n:
+            try:
+                sent += s.send(data[sent:sent + 1000])
+            except BlockingIOError:
+                if not e.poll(20):
+                    return "no edge"
+                waits += 1
+    return waits > 0
+
+
+def mixed(s, server):
+    """Small and large sends, from a file and not, of two threads after each other."""
+    n = 40 * (20 * 500 + 100000)
+    if server:
+        return digest(s, n)
+    with tempfile.TemporaryFile() as f:
+        f.write(pattern(100000, "file"))
+        for i in range(40):
+            def some():
+                for _ in range(20):
+                    s.sendall(pattern(500, i))
+            t = threading.Thread(target=some)
+            t.start()
+            t.join()
+            if i % 2:
+                s.sendfile(f, 0, 100000)
+            else:
+                s.sendall(pattern(100000, i))
+    return "sent"
+
+
+def gone(s, server):
+    """A program that is killed has sent what its sends took."""
+    n = 200 * 1000
+    if server:
+        return digest(s, n + 1)
+    for _ in range(200):
+        s.sendall(pattern(1000, "gone"))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 SCENARIOS = [bulk, back, both, slow_reader, peek, waitall, vectors, ready, timeout, interrupted, half_close, descriptors, child_reads,
              files, spliced, urgent, executed, passed, reset, killed, full_pipe,
-             not_duplicated, stream_closes, two_processes_write]
+             not_duplicated, stream_closes, two_processes_write, small, edges, mixed]
 
 
 def names(s):
@@ -396,11 +479,11 @@ def main():
         l = socket.create_server(("0.0.0.0", PORT))
         print("listens", flush=True)
     else:
-        print("listens" if chosen == [stream] else "begins", flush=True)
+        print("listens" if chosen in ([stream], [pieces]) else "begins", flush=True)
     for f in chosen:
         s = l.accept()[0] if server else socket.create_connection((sys.argv[2], PORT))
         warm(s, not server)
-        seen = f.__name__, names(s) if f != stream else ""
+        seen = f.__name__, names(s) if f not in (stream, pieces) else ""
         print(*seen, f(s, server), flush=True)
         s.close()
 

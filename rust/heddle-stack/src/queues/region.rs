@@ -216,6 +216,13 @@ impl Region {
         self.view.header(HeaderWord::Stop).store(yes.into(), Ordering::Release);
     }
 
+    /// Has programs that have sockets of their own go back to them.
+    pub(super) fn leave(&self) {
+        if !self.controls() {
+            self.stop(true);
+        }
+    }
+
     // Sockets.
 
     fn insert(&mut self, number: u32, v6: bool, kind: Kind) -> usize {

@@ -87,6 +87,8 @@ impl Service {
         self.part();
         self.epoll.add(agent.as_fd(), READABLE, AGENT)?;
         self.agent = Some(agent);
+        // Nobody looks after what programs have of an earlier agent.
+        self.regions.iter().flatten().for_each(|region| region.leave());
         Ok(())
     }
 

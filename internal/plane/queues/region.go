@@ -1,0 +1,117 @@
+package queues
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"fmt"
+	"os"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/plane/queues/protocol"
+)
+
+// What a region of a program has.
+const (
+	regionSlots    = 256
+	regionStreams  = 64
+	regionCapacity = 256 << 10
+	// regionSockets is how many a guest with control may have.
+	regionSockets = 1024
+)
+
+// region is the memory that a process of an endpoint shares with the service.
+type region struct {
+	id     uint64
+	of     *endpoint
+	memory int // a file of it
+	flags  uint32
+	// given are the connections that have its streams, or had them last.
+	given map[uint32]given
+}
+
+// given is a connection of a program's that has a stream.
+type given struct {
+	thread        uint32
+	inode, cookie uint64
+}
+
+// newID gives a region a number that no earlier agent has given.
+func newID() uint64 {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return binary.NativeEndian.Uint64(b[:])>>(askBits+1) | 1
+}
+
+// makeRegion has the service make a region, and gives the guest's end of its socket.
+func (l *link) makeRegion(ctx context.Context, of *endpoint, flags uint32) (_ *region, guest *os.File, err error) {
+	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("make a region's socket: %w", err)
+	}
+	defer closeFD(ends[1])
+	guest = os.NewFile(uintptr(ends[0]), "queues")
+	r := &region{id: newID(), of: of, flags: flags, given: map[uint32]given{}}
+	ask := protocol.Region{
+		Head: protocol.Head{Type: protocol.TypeRegion, Region: r.id}, Flags: flags,
+		Slots: regionSlots, Streams: regionStreams, Capacity: regionCapacity, Sockets: regionSockets,
+	}
+	_, r.memory, err = request[protocol.Region, protocol.Plain](ctx, l, &ask, &ask.Head, ends[1])
+	if err == nil && r.memory < 0 {
+		err = protocol.ErrMalformed
+	}
+	if err != nil {
+		closeFD(r.memory)
+		_ = guest.Close()
+		return nil, nil, fmt.Errorf("have a region made: %w", err)
+	}
+	return r, guest, nil
+}
+
+// streamAt is where the words of a stream begin, by the header, which the guest may have written
+// to: what is read and written there is the guest's own.
+func (r *region) streamAt(number uint32) int64 {
+	var at [8]byte
+	if n, err := unix.Pread(r.memory, at[:], int64(unsafe.Offsetof(protocol.Header{}.Streams_at))); err != nil || n < len(at) {
+		return -1
+	}
+	return int64(binary.NativeEndian.Uint64(at[:])) + int64(number)*int64(unsafe.Sizeof(protocol.Stream{}))
+}
+
+// word reads eight bytes of a stream.
+func (r *region) word(number uint32, offset uintptr) (uint64, bool) {
+	var word [8]byte
+	at := r.streamAt(number)
+	if at < 0 {
+		return 0, false
+	}
+	n, err := unix.Pread(r.memory, word[:], at+int64(offset))
+	return binary.NativeEndian.Uint64(word[:]), err == nil && n == len(word)
+}
+
+// lost reports whether a stream has bytes that the service that ended has not sent.
+func (r *region) lost(number uint32) bool {
+	produced, ok := r.word(number, unsafe.Offsetof(protocol.Stream{}.Out_produced))
+	consumed, more := r.word(number, unsafe.Offsetof(protocol.Stream{}.Out_consumed))
+	return ok && more && produced != consumed
+}
+
+// end writes into a stream that its connection is over.
+func (r *region) end(number uint32) {
+	at := r.streamAt(number)
+	if at < 0 {
+		return
+	}
+	write := func(offset uintptr, value uint32) {
+		_, _ = unix.Pwrite(r.memory, binary.NativeEndian.AppendUint32(nil, value), at+int64(offset)) // or its program waits for nobody
+	}
+	write(unsafe.Offsetof(protocol.Stream{}.Error), uint32(unix.ECONNRESET))
+	write(unsafe.Offsetof(protocol.Stream{}.State), protocol.StreamUsed|protocol.StreamDead)
+}
+
+// giveUp writes into the header that the service is gone.
+func (r *region) giveUp() {
+	_, _ = unix.Pwrite(r.memory, binary.NativeEndian.AppendUint32(nil, 1), int64(unsafe.Offsetof(protocol.Header{}.Ended))) // its socket says so, too
+}

@@ -1,0 +1,173 @@
+package queues
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/plane/process"
+	"heddle.dev/heddle/internal/plane/queues/protocol"
+)
+
+// Run keeps the service for the endpoints that want it, until ctx ends. It lives on.
+func (p *Plane) Run(ctx context.Context) error {
+	program := Program(p.cfg.Self, p.cfg.StateDir)
+	// One that runs has what programs of before have: nothing more is put into their rings.
+	l, err := process.Adopt(program.Socket, dial)
+	for pause := firstPause; ctx.Err() == nil; {
+		if l == nil {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-p.wake:
+			}
+			l, err = process.Reach(program, dial)
+		}
+		if l != nil {
+			err = p.serve(ctx, l)
+			l, pause = nil, firstPause
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
+		p.cfg.Log.Warn("the service of queues is not there", "err", err)
+		p.start() // for whoever wanted it
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+			pause = min(2*pause, lastPause)
+		}
+	}
+	return nil
+}
+
+// serve greets the service and hears it until it ends.
+func (p *Plane) serve(ctx context.Context, l *link) error {
+	stop := context.AfterFunc(ctx, l.close)
+	defer stop()
+	heard := make(chan error, 1)
+	go func() { heard <- p.hear(l) }()
+	hello := protocol.Plain{Head: protocol.Head{Type: protocol.TypeHello}, Value: protocol.Version}
+	greets, cancel := context.WithTimeout(ctx, process.Answers)
+	_, _, err := request[protocol.Plain, protocol.Plain](greets, l, &hello, &hello.Head, -1)
+	cancel()
+	if err == nil {
+		p.mu.Lock()
+		p.link = l
+		p.mu.Unlock()
+		err = <-heard
+	}
+	l.close()
+	p.mu.Lock()
+	p.link = nil
+	p.ended++
+	p.mu.Unlock()
+	if ctx.Err() == nil {
+		p.lose()
+	}
+	return fmt.Errorf("service of queues, process %d: %w", l.pid, err)
+}
+
+// hear hears the service until its connection ends.
+func (p *Plane) hear(l *link) error {
+	for {
+		head, message, err := l.receive()
+		if err != nil {
+			l.close()
+			return err
+		}
+		switch head.Type {
+		case protocol.TypeGone:
+			p.forget(head.Region)
+		case protocol.TypeMake:
+			m, err := protocol.Parse[protocol.Make](message)
+			if err != nil {
+				l.close()
+				return err
+			}
+			go p.makeSocket(l, m)
+		default:
+			l.close()
+			return fmt.Errorf("%w: type %d", protocol.ErrMalformed, head.Type)
+		}
+	}
+}
+
+// forget gives up what the agent has of a region.
+func (p *Plane) forget(id uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if r := p.regions[id]; r != nil {
+		delete(p.regions, id)
+		r.of.regions--
+		closeFD(r.memory)
+	}
+}
+
+// makeSocket answers MAKE.
+func (p *Plane) makeSocket(l *link, m protocol.Make) {
+	p.mu.Lock()
+	r := p.regions[m.Head.Region]
+	makes := r != nil && r.of.attached && r.flags&protocol.Control != 0
+	p.mu.Unlock()
+	answer := protocol.Make{Head: m.Head, Family: m.Family}
+	answer.Head.Type |= protocol.Answer
+	fd := -1
+	if !makes {
+		answer.Head.Error = int32(unix.ENETDOWN)
+	} else if file, err := p.cfg.Sockets.SocketAs(r.of.ID, m.Family == 6); err != nil {
+		answer.Head.Error = int32(unix.ENETDOWN)
+		var errno unix.Errno
+		if errors.As(err, &errno) {
+			answer.Head.Error = int32(errno)
+		}
+	} else {
+		defer file.Close()
+		fd = int(file.Fd())
+	}
+	_ = send(l, &answer, fd) // who receives learns that the service has ended
+}
+
+// lose ends what a service had that has ended: connections whose rings had bytes are over, and
+// programs learn of it; the others go on without one.
+func (p *Plane) lose() {
+	p.mu.Lock()
+	regions := p.regions
+	p.regions = map[uint64]*region{}
+	for _, r := range regions {
+		r.of.regions--
+	}
+	p.mu.Unlock()
+	for _, r := range regions {
+		for number, g := range r.given {
+			if r.lost(number) {
+				r.end(number)
+				p.cut(g)
+			}
+		}
+		r.giveUp()
+		closeFD(r.memory)
+	}
+}
+
+// cut ends a connection that a program has still.
+func (p *Plane) cut(g given) {
+	number, found, err := p.proc.FindSocket(g.thread, g.inode)
+	if err != nil || !found {
+		return
+	}
+	fd, found, err := p.proc.Take(g.thread, number)
+	if err != nil || !found {
+		return
+	}
+	defer closeFD(fd)
+	if cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_COOKIE); err != nil || cookie != g.cookie {
+		return
+	}
+	// Its last close resets it: the peer is not to take what came for all there was.
+	_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
+	_ = unix.Shutdown(fd, unix.SHUT_RDWR) // it may be over
+}

@@ -1,0 +1,174 @@
+package stacks
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/lab"
+)
+
+// TestQueues: programs whose bytes a service of the node sends see the same of their connections as
+// with their own system calls; rules hold; nothing that write() took is lost.
+func TestQueues(t *testing.T) {
+	lab.NeedPrograms(t, "stacks", "iperf3", "python3")
+	l := newGuestLab(t, "q", "stack: kernel\nsettings: {queues: true}\n")
+	l.service()
+	t.Run("same", l.testSame)
+	if sent := l.queues().SentBytes; sent < 10<<20 {
+		t.Errorf("the service sent %d bytes of the scenarios'", sent)
+	}
+	t.Run("iperf3", l.testQueuesIperf)
+	t.Run("killed program", l.testKilledProgram)
+	t.Run("rules", l.testQueuesRules)
+	t.Run("killed service", l.testKilledService)
+}
+
+// queues is what `heddle stack` says of the service.
+type queues struct {
+	Stack              string
+	PID                int
+	Ended, Connections uint64
+	SentBytes          uint64 `json:"sent_bytes"`
+}
+
+func (l guestLab) queues() queues {
+	l.Helper()
+	var nodes []struct{ Modules []queues }
+	testutil.NoError(l, json.Unmarshal([]byte(l.must("stack", "--output", "json")), &nodes))
+	for _, n := range nodes {
+		for _, m := range n.Modules {
+			if m.Stack == "queues" {
+				return m
+			}
+		}
+	}
+	return queues{}
+}
+
+// service waits for it.
+func (l guestLab) service() (q queues) {
+	l.Helper()
+	testutil.EventuallyTrue(l, "the service runs", func() bool { q = l.queues(); return q.PID != 0 })
+	return q
+}
+
+// testQueuesIperf: what a program sends in small pieces goes by the service.
+func (l guestLab) testQueuesIperf(t *testing.T) {
+	l.T = t
+	ctx, cancel := context.WithTimeout(t.Context(), 4*testutil.WaitTimeout)
+	defer cancel()
+	server := l.in(ctx, "n1/c2", true, "iperf3", "-s", "-1", "-p", "5301")
+	testutil.NoError(t, server.Start())
+	l.listens(":5301")
+	client := l.in(ctx, "n1/c1", true, "iperf3", "-c", l.address("n1/c2"), "-p", "5301", "-l", "4K", "-n", "500M")
+	before := l.queues().SentBytes
+	testutil.NoError(t, client.Start())
+	testutil.NoError(t, client.Wait())
+	testutil.NoError(t, server.Wait())
+	if sent := l.queues().SentBytes - before; sent < 400<<20 {
+		t.Errorf("the service sent %d bytes of 500 MiB", sent)
+	}
+}
+
+// testKilledProgram: bytes that a program's sends took arrive though it is killed at once.
+func (l guestLab) testKilledProgram(t *testing.T) {
+	l.T = t
+	want := l.gone(false)
+	before := l.queues().SentBytes
+	for range 5 {
+		if got := l.gone(true); got != want {
+			t.Errorf("by queues: %s\nby system calls: %s", got, want)
+		}
+	}
+	if l.queues().SentBytes == before {
+		t.Error("nothing went by the service")
+	}
+}
+
+// gone has a program be killed after it has sent, and gives what its peer says.
+func (l guestLab) gone(library bool) string {
+	l.Helper()
+	said := l.serve("n1/c2", library, "python3", l.script, "server", "-", "gone")
+	ctx, cancel := context.WithTimeout(l.Context(), 4*testutil.WaitTimeout)
+	defer cancel()
+	out, err := l.in(ctx, "n1/c1", library, "python3", l.script, "client", l.address("n1/c2"), "gone").CombinedOutput()
+	var ended *exec.ExitError
+	if !errors.As(err, &ended) {
+		l.Errorf("client: %v, %s", err, out)
+	}
+	return said()
+}
+
+// testQueuesRules: without the profile bytes go by system calls, and by queues again with it; a
+// connection that policy forbids ends.
+func (l guestLab) testQueuesRules(t *testing.T) {
+	l.T = t
+	ended := l.streamByQueues()
+	profile := filepath.Join(t.TempDir(), "plain.yaml")
+	lab.WriteFile(t, profile, []byte("apiVersion: heddle.dev/v1\nkind: StackProfile\nname: plain\npriority: 9\nselector: {}\nstack: kernel\n"))
+	l.must("stack", "apply", profile)
+	l.sends(false)
+	l.must("stack", "delete", "plain")
+	l.sends(true)
+	l.forbid()
+	if said := ended(); strings.Count(said, "cut") != 2 {
+		t.Errorf("%s", said)
+	}
+	testutil.EventuallyTrue(t, "nothing is left of them", func() bool { return l.queues().Connections == 0 })
+	l.must("policy", "delete", "none")
+}
+
+// streamByQueues has the two programs send to each other until their connection ends, and waits
+// until they do so by queues.
+func (l guestLab) streamByQueues() (ended func() string) {
+	l.Helper()
+	server := l.serve("n1/c2", true, "python3", l.script, "server", "-", "pieces")
+	client := l.serve("n1/c1", true, "python3", l.script, "client", l.address("n1/c2"), "pieces")
+	l.sends(true)
+	return func() string { return server() + client() }
+}
+
+// sends waits until the service sends more, or nothing more for a while.
+func (l guestLab) sends(more bool) {
+	l.Helper()
+	last, same := l.queues().SentBytes, 0
+	testutil.EventuallyTrue(l, fmt.Sprintf("the service sends: %v", more), func() bool {
+		now := l.queues().SentBytes
+		if same++; now != last {
+			same = 0
+		}
+		moved := now > last
+		last = now
+		return more && moved || !more && same > 5
+	})
+}
+
+// testKilledService: connections whose ring had bytes end, the others go on; the next service has
+// new ones.
+func (l guestLab) testKilledService(t *testing.T) {
+	l.T = t
+	before := l.service()
+	ended := l.streamByQueues()
+	testutil.NoError(t, syscall.Kill(before.PID, syscall.SIGKILL))
+	testutil.EventuallyTrue(t, "another service runs", func() bool {
+		now := l.queues()
+		return now.PID != 0 && now.PID != before.PID && now.Ended == before.Ended+1
+	})
+	l.forbid() // what has not ended ends by that
+	if said := ended(); strings.Count(said, "cut") != 2 {
+		t.Errorf("%s", said)
+	}
+	l.must("policy", "delete", "none")
+	ended = l.streamByQueues()
+	l.forbid()
+	ended()
+	l.must("policy", "delete", "none")
+}

@@ -60,6 +60,7 @@ help:
 	@echo "make test    every test, without and with root (root)"
 	@echo "make test-lsm  the second lock, on security hooks, in an emulated machine with a kernel that takes it (root)"
 	@echo "make test-rdma-card  RDMA with a card, emulated, in two emulated machines (root)"
+	@echo "make test-vm  TCP of an emulated machine without a network device, by queues in shared memory (root; a minute)"
 	@echo "make test-kernels  the core scenarios in emulated machines with Debian's kernels (root; a quarter of an hour each)"
 	@echo "make test-k8s  against a real Kubernetes, which it builds into $(OUT)/k8s/ (root; the first time 10 to 20 minutes)"
 	@echo "make test-docs  what the pages of docs/howto have their readers type, all of it, on hosts made for it (root; some minutes)"
@@ -87,17 +88,17 @@ help:
 	@echo "make clean   remove what was built, and the lab if one is up"
 
 CONGESTION := $(BIN)/dctcp.bpf.o $(BIN)/ledbat.bpf.o
-build: $(BIN)/libheddle-guest.so $(BIN)/libheddle-pool.so $(BIN)/libheddle-verbs.so $(CONGESTION) rust
+build: $(BIN)/libheddle-guest.so $(BIN)/libheddle-machine.so $(BIN)/libheddle-pool.so $(BIN)/libheddle-verbs.so $(CONGESTION) rust
 	@mkdir -p $(BIN)
 	$(GO) build -trimpath -o $(BIN)/ $(addprefix ./cmd/,$(PROGRAMS) $(KUBERNETES_PROGRAMS))
 
-# The Rust workspace: heddle-rdma, the router of the verbs plane, heddle-stack, the module host, and their libraries. What cargo makes goes to out/rust
+# The Rust workspace: heddle-rdma, the router of the verbs plane, heddle-stack, the module host, heddle-machine, TCP of virtual machines, and their libraries. What cargo makes goes to out/rust
 # (rust/.cargo/config.toml). Once its crates are there, cargo needs no network.
 .PHONY: rust need-cargo test-rust bench-rust
 rust: need-cargo
 	cd rust && $(CARGO) build --release --locked --quiet
 	@mkdir -p $(BIN)
-	@install $(OUT)/rust/release/heddle-rdma $(OUT)/rust/release/heddle-stack $(BIN)/
+	@install $(OUT)/rust/release/heddle-rdma $(OUT)/rust/release/heddle-stack $(OUT)/rust/release/heddle-machine $(BIN)/
 
 need-cargo:
 	@command -v $(CARGO) >/dev/null || { echo "needs cargo: install rustup, then run 'rustup toolchain install' in rust/"; exit 1; }
@@ -123,6 +124,11 @@ $(BIN)/libheddle-pool.so: clib/pool/pool.c clib/build.sh
 $(BIN)/libheddle-guest.so: $(wildcard clib/guest/*.[ch] clib/ring/*.h) clib/build.sh
 	$(call install,$(CLIB_PACKAGES))
 	@GO=$(GO) clib/build.sh guest $@
+
+# What programs of a virtual machine without a network device preload (docs/howto/machines.md).
+$(BIN)/libheddle-machine.so: $(wildcard clib/machine/*.[ch]) clib/stack/queues.h clib/build.sh
+	$(call install,$(CLIB_PACKAGES))
+	@GO=$(GO) clib/build.sh machine $@
 
 # What stands in for libibverbs.so.1 in containers that have verbs (docs/howto/rdma.md).
 $(BIN)/libheddle-verbs.so: $(wildcard clib/verbs/*.[ch] clib/ring/*.h) clib/verbs/symbols.map clib/build.sh
@@ -340,6 +346,12 @@ test-rdma-card: need-root machine build
 	cd rust && $(CARGO) build --release --locked --quiet -p heddle-rdma --example agent
 	HEDDLE_KERNEL=$$(ls -d $(CURDIR)/$(OUT)/kernel/linux-image-*.deb) HEDDLE_BIN=$(CURDIR)/$(BIN) HEDDLE_AGENT=$(CURDIR)/$(OUT)/rust/release/examples/agent \
 		$(GO) test ./test/card -count=1 -v -timeout 15m
+
+# A virtual machine without a network device, in a container of a lab. Some 40 seconds.
+.PHONY: test-vm
+test-vm: need-root machine build lab-packages
+	$(call install,python3)
+	HEDDLE_KERNEL=$$(ls -d $(CURDIR)/$(OUT)/kernel/linux-image-*.deb) HEDDLE_BIN=$(CURDIR)/$(BIN) $(GO) test ./test/vm -count=1 -v -timeout 15m
 
 # The core scenarios on Debian's kernels: 6.1, and the newest that is to be had (docs/kernels.md). A quarter of an hour a kernel.
 KERNELS := linux-image-amd64 linux-image-6.12-amd64

@@ -21,7 +21,7 @@ soname=libheddle-$name.so
 case $name in
 pool) flags+=(-ffreestanding -fno-builtin) ;;
 # Is preloaded, too, but passes calls on to the C library of the process.
-guest) flags+=(-std=gnu11 -fno-builtin -U_FORTIFY_SOURCE) ;;
+guest | machine) flags+=(-std=gnu11 -fno-builtin -U_FORTIFY_SOURCE) ;;
 # Stands in for another library, and takes few functions from the C library of the process: clib/verbs/README.md.
 verbs) soname=libibverbs.so.1 flags+=(-std=gnu11 -fno-builtin-bcmp -U_FORTIFY_SOURCE -Wl,-z,nodelete,--version-script="$here/verbs/symbols.map") ;;
 esac

@@ -46,6 +46,7 @@ for p in "$@"; do
 done
 mkdir -p "$root/usr/lib/heddle"
 GO=$go clib/build.sh guest "$root/usr/lib/heddle/libheddle-guest.so" "$goarch"
+GO=$go clib/build.sh machine "$root/usr/lib/heddle/libheddle-machine.so" "$goarch"
 GO=$go clib/build.sh pool "$root/usr/lib/heddle/libheddle-pool.so" "$goarch"
 GO=$go clib/build.sh verbs "$root/usr/lib/heddle/libheddle-verbs.so" "$goarch"
 chmod 644 "$root"/usr/lib/heddle/libheddle-*.so
@@ -56,6 +57,7 @@ chmod 644 "$root"/usr/lib/heddle/congestion/*
 for p in heddle-rdma heddle-stack; do
 	rust/build.sh out/rust/deb "$root/usr/lib/heddle/$p" "$goarch"
 done
+rust/build.sh out/rust/deb "$root/usr/bin/heddle-machine" "$goarch" # people type it
 
 # Manual pages and completions, from the programs' own flags.
 doc=$root/usr/share/doc/heddle
@@ -81,7 +83,7 @@ cp packaging/copyright "$doc/"
 			[ ! -f "$f" ] || { printf '=== %s %s: %s\n' "$module" "$version" "${f##*/}" && cat "$f"; }
 		done
 	done >"$out/tools/licenses"
-(cd rust && "${CARGO:-cargo}" tree --locked --package heddle-rdma --package heddle-stack --edges normal --prefix none --format '{p}') | sort -u |
+(cd rust && "${CARGO:-cargo}" tree --locked --package heddle-machine --package heddle-rdma --package heddle-stack --edges normal --prefix none --format '{p}') | sort -u |
 	while read -r crate version _; do
 		for f in "${CARGO_HOME:-$HOME/.cargo}"/registry/src/*/"$crate-${version#v}"/{LICENSE,COPYING,NOTICE}*; do
 			[ ! -f "$f" ] || { printf '=== %s %s: %s\n' "$crate" "$version" "${f##*/}" && cat "$f"; }

@@ -23,6 +23,9 @@ var Name string
 // Bin is the command line under test: `heddle` in HEDDLE_BIN, or in bin/ of this repository.
 var Bin string
 
+// Flags are further ones of `heddle lab up`, set before Main is called.
+var Flags []string
+
 // Modes are the ways a program is run; what it prints must not depend on which.
 var Modes = []string{"overlay", "heddle"}
 
@@ -62,7 +65,7 @@ func Main(m *testing.M, theme string, cleanups ...func() error) int {
 	if err := down(); err != nil {
 		return fail("take an earlier lab down", err)
 	}
-	if err := Command("up", "--nodes", "2", "--containers", "2"); err != nil {
+	if err := Command("up", append([]string{"--nodes", "2", "--containers", "2"}, Flags...)...); err != nil {
 		_ = down()
 		return fail("bring the lab up", err)
 	}

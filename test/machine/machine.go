@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -21,6 +22,14 @@ type Options struct {
 	Megabytes, Processors int
 	// Arguments are further ones of the kernel.
 	Arguments string
+	// Memory is the file of a shared memory (ivshmem-plain, without interrupts), a PCI device of
+	// vendor 1af4, device 1110; none if it is empty. qemu opens it: /dev/fd/3 is that which Through
+	// gives it. MemoryMegabytes is its size, a power of two.
+	Memory          string
+	MemoryMegabytes int
+	// Through is the command that runs qemu, to which its words are added; qemu is run as it is if
+	// there is none.
+	Through []string
 	// Links are network cards (virtio_net, which Modules has to name): eth0 and so on.
 	Links []*os.File
 	// Console gets what the kernel and the script print, as it comes.
@@ -60,7 +69,12 @@ func (b Built) Run(ctx context.Context, script string, o Options) (code int, err
 		arguments = append(arguments, "-netdev", fmt.Sprintf("socket,id=link%d,fd=%d", i, 3+i),
 			"-device", fmt.Sprintf("virtio-net-pci,netdev=link%d,mac=52:54:00:00:%02x:%02x,romfile=", i, byte(link.Fd()>>8), byte(link.Fd())))
 	}
-	cmd := exec.CommandContext(ctx, "qemu-system-x86_64", arguments...)
+	if o.Memory != "" {
+		arguments = append(arguments, "-object", fmt.Sprintf("memory-backend-file,id=shared,share=on,mem-path=%s,size=%dM", o.Memory, o.MemoryMegabytes),
+			"-device", "ivshmem-plain,memdev=shared")
+	}
+	words := append(slices.Clone(o.Through), append([]string{"qemu-system-x86_64"}, arguments...)...)
+	cmd := exec.CommandContext(ctx, words[0], words[1:]...)
 	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = o.Console, o.Console, o.Links
 	cmd.WaitDelay = time.Second
 	ran := cmd.Run()

@@ -127,6 +127,21 @@ impl SharedMemory {
         Self::map(file, len)
     }
 
+    /// Maps all of the memory of a PCI device, by the file that the kernel has for it in sysfs
+    /// (`resourceN`): what a virtual machine sees of memory that the machine outside has made. The
+    /// device's size is the file's, and nobody in here can change it.
+    ///
+    /// # Errors
+    ///
+    /// [`MemoryError::NotMemory`] for a file that is not in sysfs, [`MemoryError::Os`].
+    pub fn of_device(file: File) -> Result<Arc<Self>, MemoryError> {
+        if !sys::is_sysfs(file.as_fd()).map_err(os("read file system"))? {
+            return Err(MemoryError::NotMemory);
+        }
+        let len = file.metadata().map_err(os("read size"))?.len();
+        Self::map(file, usize::try_from(len).unwrap_or(0))
+    }
+
     fn map(file: File, len: usize) -> Result<Arc<Self>, MemoryError> {
         let base = sys::map(file.as_fd(), len).map_err(os("map memfd"))?;
         Ok(Arc::new(Self { base, len, file, closed: AtomicBool::new(false) }))
@@ -213,6 +228,12 @@ mod tests {
         let file = File::from(sys::memfd_create(c"test").unwrap());
         file.set_len(len).unwrap();
         file
+    }
+
+    #[test]
+    fn a_file_that_is_no_devices_is_refused() {
+        let refused = SharedMemory::of_device(unsealed(4096)).unwrap_err();
+        assert!(matches!(refused, MemoryError::NotMemory));
     }
 
     #[test]

@@ -55,11 +55,21 @@ pub(crate) fn seals(fd: BorrowedFd<'_>) -> io::Result<c_int> {
 
 /// Whether the file lies in tmpfs, as memfds without huge pages do.
 pub(crate) fn is_tmpfs(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    file_system(fd).map(|magic| magic == libc::TMPFS_MAGIC)
+}
+
+/// Whether the file lies in sysfs.
+pub(crate) fn is_sysfs(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    file_system(fd).map(|magic| magic == libc::SYSFS_MAGIC)
+}
+
+/// The number of the file system that a file lies in.
+fn file_system(fd: BorrowedFd<'_>) -> io::Result<libc::c_long> {
     // SAFETY: statfs consists of integers, for which zero is a value.
     let mut answer: libc::statfs = unsafe { core::mem::zeroed() };
     // SAFETY: the kernel writes one statfs, and `answer` is one.
     check(unsafe { libc::fstatfs(fd.as_raw_fd(), &raw mut answer) })?;
-    Ok(answer.f_type == libc::TMPFS_MAGIC)
+    Ok(answer.f_type)
 }
 
 /// Maps the first `len` bytes of a file, shared, for reading and writing.

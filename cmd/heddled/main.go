@@ -181,6 +181,9 @@ func (f *flags) config() (node.Config, error) {
 		if err := verbs.CheckDevice(f.rdmaDevice); err != nil {
 			return cfg, fmt.Errorf("--rdma-device: %w", err)
 		}
+		if cfg.Verbs.Card, err = verbs.ReadCard(f.rdmaDevice); err != nil {
+			return cfg, fmt.Errorf("--rdma-device: %w", err)
+		}
 	}
 	self, err := os.Executable()
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/netip"
 )
 
 // EndpointPlanes is what each plane keeps in an endpoint's record.
@@ -45,7 +46,37 @@ type TCPEndpoint struct {
 
 // NodePlanes is what each plane keeps in a node's record.
 type NodePlanes struct {
-	TCP TCPNode `json:"tcp"`
+	TCP   TCPNode   `json:"tcp"`
+	Verbs VerbsNode `json:"verbs,omitzero"`
+}
+
+// VerbsNode is what the verbs plane keeps of a node.
+type VerbsNode struct {
+	// Card is the RDMA card that pairs of queues go by between nodes; nil: none, or nobody knows
+	// where.
+	Card *VerbsCard `json:"card,omitempty"`
+}
+
+// MaxCardGIDs is the most that are told of a card.
+const MaxCardGIDs = 8
+
+// VerbsCard is where other nodes reach a card. Pairs believe no other place.
+type VerbsCard struct {
+	GIDs []netip.Addr `json:"gids"`
+	LID  uint16       `json:"lid,omitempty"`
+}
+
+// Validate checks what a node says of its card.
+func (c VerbsCard) Validate() error {
+	if len(c.GIDs) == 0 || len(c.GIDs) > MaxCardGIDs {
+		return fmt.Errorf("%d gids: want 1 to %d", len(c.GIDs), MaxCardGIDs)
+	}
+	for _, gid := range c.GIDs {
+		if !gid.Is6() || gid.Zone() != "" || gid.IsUnspecified() {
+			return fmt.Errorf("gid %v: want an IPv6 address, also of IPv4", gid)
+		}
+	}
+	return nil
 }
 
 // TCPNode is what the TCP plane keeps of a node.

@@ -147,7 +147,7 @@ func (a *Agent) join(ctx context.Context) error {
 	a.self, err = register(ctx, s, a.record, model.Node{
 		Name: a.cfg.Name, Underlay: a.cfg.Underlay, Prefixes: a.cfg.Prefixes,
 		VTEPMAC: netcfg.VTEPMAC(a.cfg.Underlay), ReadsSchema: store.Schema,
-		Planes: model.NodePlanes{TCP: model.TCPNode{DirectPorts: a.cfg.DirectPorts, AnswersProbes: true}},
+		Planes: model.NodePlanes{TCP: model.TCPNode{DirectPorts: a.cfg.DirectPorts, AnswersProbes: true}, Verbs: a.cfg.Verbs},
 	}, a.log)
 	if err != nil {
 		return fmt.Errorf("join network %d: %w", a.network.ID, err)

@@ -41,6 +41,8 @@ type Config struct {
 	Underlay netip.Addr
 	// DirectPorts is where the node takes direct connections.
 	DirectPorts model.PortRange
+	// Verbs is what other nodes are told for their verbs planes.
+	Verbs model.VerbsNode
 	// Network is what this node wishes the network's parameters to be; zero fields take what is in
 	// force. Network.ID must be set.
 	Network store.Network

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -302,7 +303,20 @@ func TestValuesThatReadersReject(t *testing.T) {
 	if _, err := ParseNode("n1", []byte(strings.Replace(good, `{`, `{"from_the_future":{"x":[1,{"y":null}]},`, 1))); err != nil {
 		t.Errorf("unknown member: %v", err)
 	}
+	card := func(gids string) string {
+		return strings.Replace(good, `{`, `{"planes":{"tcp":{"direct_ports":{"first":1,"last":2}},"verbs":{"card":{"gids":[`+gids+`],"lid":3}}},`, 1)
+	}
+	n, err := ParseNode("n1", []byte(card(`"::ffff:10.1.0.1","fe80::1"`)))
+	want := &model.VerbsCard{GIDs: []netip.Addr{netip.MustParseAddr("::ffff:10.1.0.1"), netip.MustParseAddr("fe80::1")}, LID: 3}
+	if err != nil || !reflect.DeepEqual(n.Planes.Verbs.Card, want) {
+		t.Errorf("card %+v, %v", n.Planes.Verbs.Card, err)
+	}
 	for what, value := range map[string]string{
+		"card nowhere":       card(``),
+		"card of IPv4":       card(`"10.1.0.1"`),
+		"card of a zone":     card(`"fe80::1%eth0"`),
+		"card at ::":         card(`"::"`),
+		"card everywhere":    card(strings.Repeat(`"fe80::1",`, 8) + `"fe80::1"`),
 		"empty":              ``,
 		"null":               `null`,
 		"array":              `[]`,

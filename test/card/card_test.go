@@ -1,7 +1,8 @@
 // Package card_test tries the router of the verbs plane with a card (rdma_rxe) in emulated
 // machines: `make test-rdma-card`. HEDDLE_KERNEL is the file of a kernel's Debian package,
-// HEDDLE_BIN the folder of Heddle's programs, HEDDLE_AGENT what stands in for the agent
-// (rust/heddle-rdma/examples/agent.rs); without them the test is skipped.
+// HEDDLE_BIN the folder of Heddle's programs, HEDDLE_CARD that of those which are for this test:
+// what stands in for the agent (rust/heddle-rdma/examples/agent.rs), and a router that can do without
+// protections. Without them the test is skipped.
 package card_test
 
 import (
@@ -31,9 +32,9 @@ const providers = "/usr/lib/x86_64-linux-gnu/libibverbs"
 // TestCard has Debian's programs communicate between two machines with a card each, and tries what
 // goes wrong.
 func TestCard(t *testing.T) {
-	kernel, bin, agent := os.Getenv("HEDDLE_KERNEL"), os.Getenv("HEDDLE_BIN"), os.Getenv("HEDDLE_AGENT")
-	if kernel == "" || bin == "" || agent == "" {
-		t.Skip("HEDDLE_KERNEL, HEDDLE_BIN and HEDDLE_AGENT do not name a kernel's package and programs: make test-rdma-card does")
+	kernel, bin, own := os.Getenv("HEDDLE_KERNEL"), os.Getenv("HEDDLE_BIN"), os.Getenv("HEDDLE_CARD")
+	if kernel == "" || bin == "" || own == "" {
+		t.Skip("HEDDLE_KERNEL, HEDDLE_BIN and HEDDLE_CARD do not name a kernel's package and programs: make test-rdma-card does")
 	}
 	image := machine.Image{
 		Kernel:  kernel,
@@ -43,7 +44,8 @@ func TestCard(t *testing.T) {
 		Files: map[string]string{
 			"/heddle/heddle-rdma":                 filepath.Join(bin, "heddle-rdma"),
 			"/heddle/libibverbs.so.1":             filepath.Join(bin, "libheddle-verbs.so"),
-			"/heddle/agent":                       agent,
+			"/heddle/agent":                       filepath.Join(own, "agent"),
+			"/heddle/attack/heddle-rdma":          filepath.Join(own, "heddle-rdma"),
 			providers:                             providers, // of the card, for the router
 			"/etc/libibverbs.d/rxe.driver":        "/etc/libibverbs.d/rxe.driver",
 			"/lib/x86_64-linux-gnu/libgcc_s.so.1": "/lib/x86_64-linux-gnu/libgcc_s.so.1", // of threads that end

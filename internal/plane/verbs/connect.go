@@ -39,6 +39,9 @@ func (p *Plane) connect(ctx context.Context, l *link, asked heard) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if err == nil {
+		p.tellCard(l, asked.endpoint, asked.to)
+	}
 	p.send(l, connectedMessage(asked, errnoOf(err)), file)
 }
 
@@ -88,6 +91,7 @@ func (p *Plane) accepted(ep *endpoint, conn *net.TCPConn) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if ep.router != nil && p.endpoints[ep.ID] == ep {
+		p.tellCard(ep.router, ep.number, from.Addr())
 		p.send(ep.router, acceptedMessage(ep.number, from.Addr(), to.Addr()), file)
 	}
 	return nil

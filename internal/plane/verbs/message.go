@@ -15,7 +15,7 @@ import (
 // The messages between agent and router: docs/protocols/verbs-agent.md. Numbers are in the
 // machine's own byte order.
 
-const protocolVersion = 2
+const protocolVersion = 3
 
 type messageType uint32
 
@@ -35,6 +35,8 @@ const (
 	// typeDrain has a router give endpoints back; it is the router's answer, too.
 	typeDrain    messageType = 12
 	typeReleased messageType = 13
+	// typeCard tells of the card at the other end of the connection that follows.
+	typeCard messageType = 17
 )
 
 // Bytes of a message's parts.
@@ -113,6 +115,18 @@ func acceptedMessage(number uint64, from, to netip.Addr) []byte {
 	b := head{kind: typeAccepted, endpoint: number}.append(nil)
 	source, destination := from.As16(), to.As16()
 	return append(append(b, source[:]...), destination[:]...)
+}
+
+// cardMessage tells of a card.
+func cardMessage(number uint64, card model.VerbsCard) []byte {
+	b := head{kind: typeCard, endpoint: number}.append(nil)
+	b = binary.NativeEndian.AppendUint32(b, uint32(card.LID))
+	b = binary.NativeEndian.AppendUint32(b, uint32(len(card.GIDs)))
+	for _, gid := range card.GIDs {
+		bytes := gid.As16()
+		b = append(b, bytes[:]...)
+	}
+	return b
 }
 
 // heard is a message of the router's.

@@ -151,7 +151,7 @@ func TestOldRouterOfAnotherVersion(t *testing.T) {
 	r.meet()
 	r.hear(typeBegin)
 	r.hear(typeEndpoint)
-	if err := n.faults.of(FaultOldRouter, ""); err == nil || !strings.Contains(err.Error(), "speaks version 1, and this agent 2") || !strings.Contains(err.Error(), "kill ") {
+	if err := n.faults.of(FaultOldRouter, ""); err == nil || !strings.Contains(err.Error(), "speaks version 1, and this agent 3") || !strings.Contains(err.Error(), "kill ") {
 		t.Errorf("fault %v", err)
 	}
 	old.end()

@@ -55,7 +55,6 @@ type Plane struct {
 	// Connections of queue pairs are TCP connections of their endpoints, so that policy and paths
 	// are the TCP plane's.
 	plane.WithoutDevices
-	plane.WithoutNetwork
 	plane.WithoutPolicy
 
 	cfg       Config
@@ -73,6 +72,7 @@ type Plane struct {
 	ended     uint64  // how many routers have
 	reported  time.Time
 	reasons   [len(reasons)]uint64
+	members   members
 }
 
 var _ interface {

@@ -372,6 +372,32 @@ func TestConnections(t *testing.T) {
 	if fd != -1 || string(message) != string(connectedMessage(heard{head: head{tag: 9, endpoint: 5_000_000_009}}, unix.ECONNREFUSED)) {
 		t.Errorf("CONNECTED %x with descriptor %d, want a refusal", message, fd)
 	}
+
+	// With a card in both nodes the router hears first where the other one is.
+	n.plane.mu.Lock()
+	n.plane.cfg.Device = "mlx5_0"
+	n.plane.mu.Unlock()
+	card := model.VerbsCard{GIDs: addrs("::ffff:10.1.0.2", "fe80::2"), LID: 7}
+	err = n.plane.SetTopology(nil, []model.Node{{Name: "n2", Planes: model.NodePlanes{Verbs: model.VerbsNode{Card: &card}}}},
+		model.EndpointsOf(model.Endpoint{Node: "n2", Addrs: addrs("127.0.0.1")}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := net.Dial("tcp", listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer again.Close()
+	message, _ = r.hear(typeCard)
+	gid := func(last string) string { return strings.Repeat("\x00", 10) + "\xff\xff" + last }
+	const linkLocal = "\xfe\x80\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02"
+	if string(message[headLen:]) != "\x07\x00\x00\x00\x02\x00\x00\x00"+gid("\x0a\x01\x00\x02")+linkLocal {
+		t.Errorf("CARD %x", message)
+	}
+	_, fd = r.hear(typeAccepted)
+	if err := unix.Close(fd); err != nil {
+		t.Error(err)
+	}
 }
 
 // TestPortIsTakenLater: a program that has port 4791 when the endpoint is attached keeps others'

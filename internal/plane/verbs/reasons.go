@@ -59,6 +59,8 @@ var reasons = [...]model.Reason{
 		Remedy: "memory that cannot be (docs/howto/rdma.md, zero copy), or what `verbs_quota_memory` or `verbs_no_userfaultfd` count"},
 	{Name: "verbs_no_userfaultfd", Kind: model.KindPath, Help: "program whose memory is not mapped by the router as the node has no /dev/userfaultfd",
 		Remedy: "`heddle doctor` (`verbs_userfaultfd`): a kernel with CONFIG_USERFAULTFD and CONFIG_PTE_MARKER_UFFD_WP"},
+	{Name: "verbs_card_elsewhere", Kind: model.KindPath, Help: "pair that goes by TCP, as the other end says that its card is where its node has none",
+		Remedy: "start that node's agent again if its card has other addresses than it had then, or the name; else a container there says what is not so"},
 	{Name: "verbs_other", Kind: model.KindRefusal, Help: "what a newer router counts, and this agent has no name for",
 		Remedy: "replace the agent by the router's version"},
 }

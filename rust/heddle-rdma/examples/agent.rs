@@ -3,8 +3,8 @@
 //!
 //! `agent ROUTER CONTROL GID NODE PEER`: the router's socket, where the endpoint's control socket
 //! is to be, the endpoint's address, its node's, and the other node's. Its input has lines: `cap N`
-//! sets a cap of N kbit/s, `cut` ends all connections, and `stats FILE` writes what the endpoint
-//! has done.
+//! sets a cap of N kbit/s, `card ADDRESS` says where the other node's card is, `cut` ends all
+//! connections, and `stats FILE` writes what the endpoint has done.
 
 use std::io::{BufRead, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
@@ -26,6 +26,8 @@ const ENDPOINT: u64 = 1;
 struct Agent {
     router: OwnedFd,
     connections: Mutex<Vec<TcpStream>>,
+    /// The address of the other node's card.
+    card: Mutex<Ipv4Addr>,
 }
 
 impl Agent {
@@ -35,8 +37,12 @@ impl Agent {
 
     /// Passes a connection to the router, and keeps it in order to cut it.
     fn pass(&self, message: &Message, connection: TcpStream) {
+        let gids = vec![self.card.lock().expect("the card").to_ipv6_mapped().octets()];
+        // Held so that the two messages come one after the other.
+        let mut connections = self.connections.lock().expect("connections");
+        self.say(&Message::Card { endpoint: ENDPOINT, lid: 0, gids }, &[]);
         self.say(message, &[connection.as_raw_fd()]);
-        self.connections.lock().expect("connections").push(connection);
+        connections.push(connection);
     }
 
     fn accept(&self, listener: &TcpListener) {
@@ -115,7 +121,9 @@ fn main() {
         }
         std::thread::yield_now();
     };
-    let agent = Arc::new(Agent { router, connections: Mutex::default() });
+    let peer = address(peer);
+    let agent = Agent { router, connections: Mutex::default(), card: Mutex::new(peer) };
+    let agent = Arc::new(agent);
     let listener = TcpListener::bind((address(node), PORT)).expect("the node's port");
     let _ = std::fs::remove_file(control);
     let socket = wire::listen(Path::new(control));
@@ -128,7 +136,6 @@ fn main() {
     let file = Arc::new(Mutex::new(String::new()));
     let (accepting, hearing, wanted) = (Arc::clone(&agent), Arc::clone(&agent), Arc::clone(&file));
     std::thread::spawn(move || accepting.accept(&listener));
-    let peer = address(peer);
     std::thread::spawn(move || hearing.hear(peer, &wanted));
     for line in std::io::stdin().lock().lines() {
         let line = line.expect("input");
@@ -143,12 +150,15 @@ fn main() {
                 let limits = Limits { egress_kbit: kbit, ingress_kbit: kbit, ..Limits::default() };
                 agent.say(&endpoint(limits), &[]);
             }
+            Some(("card", card)) => {
+                *agent.card.lock().expect("the card") = card.parse().expect("an address");
+            }
             _ if line == "cut" => {
                 for connection in agent.connections.lock().expect("connections").drain(..) {
                     let _ = connection.shutdown(Shutdown::Both);
                 }
             }
-            _ => panic!("{line}: want cap N, cut, stats FILE"),
+            _ => panic!("{line}: want cap N, card ADDRESS, cut, stats FILE"),
         }
     }
 }

@@ -302,6 +302,14 @@ impl Objects {
             lid: u16::try_from(header.address).map_err(|_| Broken)?,
             gid: *bytes.first_chunk().ok_or(Broken)?,
         };
+        if !self.is_at_home(handle, &remote) {
+            let endpoint = self.links.get(handle).map_or(0, |l| l.endpoint);
+            self.note(endpoint, Reason::CardElsewhere);
+            self.refuse_card(handle, libc::EACCES.unsigned_abs());
+            return Ok(());
+        }
+        let Some(link) = self.links.get_mut(handle) else { return Ok(()) };
+        let Some(carrier) = &mut link.card else { return Ok(()) };
         let gone = || io::Error::from_raw_os_error(libc::ENETDOWN);
         let connected = port.filter(|p| p.active).ok_or_else(gone).and_then(|port| {
             carrier.pair.allow(access)?;

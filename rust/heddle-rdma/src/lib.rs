@@ -22,6 +22,7 @@
 //! | `cm`, `cm_events`, `cm_groups`, `cm_link` | RDMA-CM: ids and commands, events, groups, talk |
 //! | `connect` | connections between endpoints are asked for |
 //! | `card` | pairs whose bytes go by a card |
+//! | `card_home` | where a peer's queue pair of the card may be |
 //! | `link` | they are greeted, matched, read, written and ended |
 //! | `queues` | requests out of rings, completions into them |
 //! | `memory` | which bytes a key names, and how they are copied |
@@ -37,6 +38,7 @@ mod accounts;
 mod baton;
 mod bucket;
 mod card;
+mod card_home;
 mod cm;
 mod cm_events;
 mod cm_groups;

@@ -19,6 +19,7 @@ use verbs_protocol::wire::{self, FRAME_MAX, GREETING, Greeting, HEADER, Header, 
 use verbs_protocol::{Gid, ibv};
 
 use crate::card::Carrier;
+use crate::card_home::Home;
 use crate::connect::service_number;
 use crate::direct::Direct;
 use crate::objects::{Objects, Source};
@@ -126,6 +127,8 @@ pub(crate) struct Link {
     /// the way.
     pub(crate) card_offered: bool,
     pub(crate) card: Option<Box<Carrier>>,
+    /// Where its queue pair of the card has to be, if the agent knows.
+    pub(crate) home: Option<Home>,
     pub(crate) received: Vec<u8>,
     pub(crate) filled: usize,
     pub(crate) unsent: VecDeque<u8>,
@@ -278,6 +281,7 @@ impl Objects {
             cm_request: None,
             card_offered: false,
             card: None,
+            home: self.home.take().map(|(_, home)| home),
             received: vec![0; RECEIVE_FIRST],
             filled: 0,
             unsent: VecDeque::new(),

@@ -18,6 +18,7 @@ use crate::accounts::{Account, QpAccount};
 use crate::baton::{Shared, Worker};
 use crate::bucket::Bucket;
 use crate::card::Card;
+use crate::card_home::Home;
 use crate::cm;
 use crate::cm_events::EventChannel;
 use crate::connect::Asked;
@@ -494,6 +495,8 @@ pub(crate) struct Objects {
     /// The node is to have a card; the card, as long as it is there.
     pub(crate) card_wanted: bool,
     pub(crate) card: Option<Card>,
+    /// The card at the other end of a connection that the agent is about to tell of.
+    pub(crate) home: Option<(u64, Home)>,
     /// Of an endpoint to a GID. There are few of an endpoint: one for each peer.
     pub(crate) datagram_links: Vec<(u32, Gid, u32)>,
     pub(crate) datagrams_asked: Vec<Asked>,
@@ -571,6 +574,7 @@ impl Objects {
             links: Table::new(18, 32),
             card_wanted: false,
             card: None,
+            home: None,
             datagram_links: Vec::new(),
             datagrams_asked: Vec::new(),
             last_tag: 0,

@@ -36,6 +36,8 @@ pub(crate) enum Protection {
     Groups,
     /// Memory counts for its endpoint as long as anybody has it.
     Kept,
+    /// A peer's queue pair of the card is at the card of the peer's node.
+    Homes,
 }
 
 /// Whether a protection is in force: always, in the product.
@@ -57,5 +59,6 @@ pub(crate) fn protects(protection: Protection) -> bool {
         Protection::Quotas => "quotas",
         Protection::Groups => "groups",
         Protection::Kept => "kept",
+        Protection::Homes => "homes",
     })
 }

@@ -564,7 +564,11 @@ impl Loop {
                     self.objects.remove_endpoint(handle);
                 }
             }
+            Message::Card { endpoint, lid, ref gids } => {
+                self.objects.hear_home(endpoint, lid, gids);
+            }
             Message::Connected { tag, endpoint, errno } => {
+                self.objects.keep_home_of(endpoint);
                 let socket = descriptors.pop().filter(|_| errno == 0);
                 if let Some(handle) = self.endpoint(endpoint) {
                     if tag & !cm_link::IDS == cm_link::TAG {
@@ -573,12 +577,15 @@ impl Loop {
                         self.objects.connected(tag, handle, socket);
                     }
                 }
+                self.objects.home = None;
             }
             Message::Accepted { endpoint, source, destination } => {
+                self.objects.keep_home_of(endpoint);
                 let handle = self.endpoint(endpoint);
                 if let (Some(handle), Some(socket)) = (handle, descriptors.pop()) {
                     self.objects.accepted(handle, source, destination, socket);
                 }
+                self.objects.home = None;
             }
             Message::Drain => {
                 self.objects.drains = true;

@@ -3,7 +3,9 @@
 use crate::Gid;
 
 /// The version of the page.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
+/// GIDs of a card that a CARD tells at most.
+pub const CARD_GIDS_MAX: usize = 8;
 /// Bytes of the longest message of an agent's. STATISTICS of a router are longer.
 pub const MESSAGE_MAX: usize = HEAD + 32 + 64 + 64;
 
@@ -46,6 +48,7 @@ pub enum Message {
     Statistics { tag: u32, endpoint: u64, kind: u32, cursor: u32, size: u32, records: Vec<u8> },
     Drain,
     Released { endpoint: u64 },
+    Card { endpoint: u64, lid: u32, gids: Vec<Gid> },
 }
 
 /// Bytes that break the rules.
@@ -70,6 +73,7 @@ impl Message {
             Self::Statistics { tag, endpoint, .. } => (11, *tag, *endpoint),
             Self::Drain => (12, 0, 0),
             Self::Released { endpoint } => (13, 0, *endpoint),
+            Self::Card { endpoint, .. } => (17, 0, *endpoint),
         };
         let mut out = Vec::with_capacity(MESSAGE_MAX);
         out.extend_from_slice(&u32::to_ne_bytes(kind));
@@ -98,6 +102,13 @@ impl Message {
             | Self::Accepted { source, destination, .. } => {
                 out.extend_from_slice(source);
                 out.extend_from_slice(destination);
+            }
+            Self::Card { lid, gids, .. } => {
+                let count = u32::try_from(gids.len()).unwrap_or(u32::MAX);
+                for number in [*lid, count] {
+                    out.extend_from_slice(&number.to_ne_bytes());
+                }
+                out.extend_from_slice(gids.as_flattened());
             }
             Self::Stats { kind, cursor, .. } => {
                 out.extend_from_slice(&kind.to_ne_bytes());
@@ -158,6 +169,18 @@ impl Message {
             }
             12 => Self::Drain,
             13 => Self::Released { endpoint },
+            17 => {
+                let (lid, count) = (fields.word()?, fields.word()?);
+                let (gids, rest) = fields.0.as_chunks();
+                if gids.len() > CARD_GIDS_MAX
+                    || u32::try_from(gids.len()) != Ok(count)
+                    || !rest.is_empty()
+                {
+                    return Err(Malformed);
+                }
+                fields.0 = rest;
+                Self::Card { endpoint, lid, gids: gids.to_vec() }
+            }
             _ => return Err(Malformed),
         };
         let names_one = match kind {
@@ -269,6 +292,7 @@ mod tests {
             },
             Message::Drain,
             Message::Released { endpoint: 4 },
+            Message::Card { endpoint: 4, lid: 9, gids: vec![[7; 16]; CARD_GIDS_MAX] },
         ] {
             let bytes = message.encode();
             assert!(bytes.len() <= MESSAGE_MAX);
@@ -277,5 +301,7 @@ mod tests {
             assert_eq!(Message::parse(&[&bytes[..], &[0]].concat()), Err(Malformed));
         }
         assert_eq!(Message::parse(&Message::Remove { endpoint: 0 }.encode()), Err(Malformed));
+        let many = Message::Card { endpoint: 4, lid: 9, gids: vec![[7; 16]; CARD_GIDS_MAX + 1] };
+        assert_eq!(Message::parse(&many.encode()), Err(Malformed));
     }
 }

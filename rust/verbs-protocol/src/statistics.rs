@@ -53,6 +53,7 @@ pub enum Reason {
     CardGone,
     RegionUnmapped,
     NoUserfaultfd,
+    CardElsewhere,
 }
 
 /// The way that bytes take.

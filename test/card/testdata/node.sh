@@ -26,15 +26,17 @@ meet() {
 	fi
 }
 
-# Runs the router with arguments, and what stands in for the agent.
+# Runs the router with arguments, and what stands in for the agent. $without is a protection that it
+# does without.
 start() {
 	rm -f /run/rdma.sock /run/orders
 	mkfifo /run/orders
-	heddle-rdma --agent /run/rdma.sock "$@" >/run/router.log 2>&1 &
+	HEDDLE_WITHOUT=$without /heddle/${without:+attack/}heddle-rdma --agent /run/rdma.sock "$@" >/run/router.log 2>&1 &
 	router=$!
 	await "[ -S /run/rdma.sock ]"
 	agent /run/rdma.sock /dev/heddle-verbs/control 10.9.0.$node 10.0.0.$node 10.0.0.$other </run/orders &
 	exec 3>/run/orders
+	echo "card 10.1.0.$other" >&3
 	stats
 }
 
@@ -163,6 +165,19 @@ ends "cap"
 by_tcp "$pingpong" "$pingpong 10.0.0.1"
 [ $node = 1 ] || [ $reason_20 -gt 0 ] || fail "nobody says that the cap is why"
 [ $node = 1 ] || echo "cap 0" >&3
+meet
+by_card "$pingpong" "$pingpong 10.0.0.1"
+
+say "the other end says that its card is where its node has none"
+[ $node = 2 ] || echo "card 10.1.0.77" >&3
+meet
+by_tcp "$pingpong" "$pingpong 10.0.0.1"
+[ $node = 2 ] || [ $reason_27 -gt 0 ] || fail "nobody says that the card is elsewhere"
+[ $node = 2 ] || { stop; without=homes start --device rxe0; echo "card 10.1.0.77" >&3; }
+meet
+# Without the protection its bytes go where the other end wants them.
+by_card "$pingpong" "$pingpong 10.0.0.1"
+[ $node = 2 ] || { stop; without= start --device rxe0; }
 meet
 by_card "$pingpong" "$pingpong 10.0.0.1"
 

@@ -16,7 +16,7 @@ import (
 
 // Messages between agent and router: docs/protocols/verbs-agent.md.
 const (
-	agentVersion  = 2
+	agentVersion  = 3
 	agentHello    = 1
 	agentBegin    = 2
 	agentEnd      = 3

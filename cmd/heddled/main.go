@@ -206,7 +206,8 @@ func (f *flags) config() (node.Config, error) {
 			return nil, errors.Join(err, modules.Close(), memory.Close())
 		}
 		return []plane.Plane{modules, memory, service, verbs.Open(verbs.Config{
-			StateDir: cfg.StateDir, SeccompSocket: cfg.SeccompSocket, Self: self, Device: f.rdmaDevice, Limits: f.verbs, Sockets: h.Sockets, Faults: h.Faults, Log: h.Log,
+			StateDir: cfg.StateDir, SeccompSocket: cfg.SeccompSocket, Self: self, Device: f.rdmaDevice, Limits: f.verbs, Sockets: h.Sockets, SetGroups: h.SetGroups, Faults: h.Faults,
+			Log: h.Log,
 		})}, nil
 	}
 	if !f.noKeeper {

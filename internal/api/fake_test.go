@@ -127,7 +127,7 @@ func (a *fakeAgent) SetVerbs(_ context.Context, name string, v model.VerbsEndpoi
 	if !ok {
 		return model.Endpoint{}, ErrNotFound
 	}
-	e.Planes.Verbs = v
+	e.Planes.Verbs.VerbsEndpoint = v
 	a.endpoints[name] = e
 	return e, a.err
 }

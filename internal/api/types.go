@@ -158,7 +158,7 @@ type EndpointRequest struct {
 
 // Planes gives what is asked of each plane.
 func (r EndpointRequest) Planes() model.EndpointPlanes {
-	return model.EndpointPlanes{TCP: model.TCPEndpoint{Intercepted: r.Intercepted}, Verbs: r.Verbs}
+	return model.EndpointPlanes{TCP: model.TCPEndpoint{Intercepted: r.Intercepted}, Verbs: model.VerbsRecord{VerbsEndpoint: r.Verbs}}
 }
 
 // EndpointDevice is how an endpoint is attached.

@@ -13,7 +13,7 @@ func TestSetVerbs(t *testing.T) {
 	agent.endpoints["n1/c1"] = model.Endpoint{ID: 7, Name: "n1/c1"}
 	want := model.VerbsEndpoint{Wanted: true, SpinMicros: 5}
 	e, err := client.SetVerbs(t.Context(), "n1/c1", want)
-	if err != nil || e.Planes.Verbs != want {
+	if err != nil || e.Planes.Verbs.VerbsEndpoint != want {
 		t.Errorf("%+v, %v", e, err)
 	}
 	if _, err := client.SetVerbs(t.Context(), "n1/c2", want); !errors.Is(err, ErrNotFound) {

@@ -9,11 +9,38 @@ import (
 
 // EndpointPlanes is what each plane keeps in an endpoint's record.
 type EndpointPlanes struct {
-	TCP   TCPEndpoint   `json:"tcp"`
-	Verbs VerbsEndpoint `json:"verbs,omitzero"`
+	TCP   TCPEndpoint `json:"tcp"`
+	Verbs VerbsRecord `json:"verbs,omitzero"`
 }
 
-// VerbsEndpoint is what the verbs plane keeps of an endpoint.
+// VerbsRecord is what the verbs plane keeps of an endpoint.
+type VerbsRecord struct {
+	VerbsEndpoint
+	// Groups are the multicast groups that its queue pairs have joined, sorted, as far as they are
+	// known.
+	Groups []netip.Addr `json:"groups,omitempty"`
+}
+
+// MaxVerbsGroups is the most groups that an endpoint can be in.
+const MaxVerbsGroups = 256
+
+// Validate checks what a node says of an endpoint.
+func (v VerbsRecord) Validate() error {
+	if v.SpinMicros > MaxSpinMicros {
+		return fmt.Errorf("spin_us %d: want at most %d", v.SpinMicros, MaxSpinMicros)
+	}
+	if len(v.Groups) > MaxVerbsGroups {
+		return fmt.Errorf("groups: %d, want at most %d", len(v.Groups), MaxVerbsGroups)
+	}
+	for _, g := range v.Groups {
+		if !g.IsMulticast() || g.Is4In6() || g.Zone() != "" {
+			return fmt.Errorf("groups: %s: want a multicast address", g)
+		}
+	}
+	return nil
+}
+
+// VerbsEndpoint is what an endpoint is to have of the verbs plane.
 type VerbsEndpoint struct {
 	// Wanted says that the endpoint's containers are to have an RDMA device.
 	Wanted bool `json:"wanted,omitempty"`

@@ -54,6 +54,7 @@ func compose(h *host) *Agent {
 	es := &endpoints{host: h, attachments: at, halfDone: make(map[string]model.Endpoint)}
 	li, mg, ms, rc := &limiter{h, es}, &migration{h, es}, &membership{host: h}, &recovery{h, es}
 	tp := &topology{host: h, endpoints: es, limiter: li, membership: ms, migration: mg, recovery: rc}
+	h.setGroups = es.noteGroups
 	return &Agent{
 		host: h, endpoints: es, limiter: li, migration: mg, membership: ms, policies: &policies{h}, stacks: &stacks{h}, reports: &reports{h},
 		docker: &docker{

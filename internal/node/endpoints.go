@@ -38,7 +38,7 @@ func (es *endpoints) CreateEndpoint(ctx context.Context, req api.EndpointRequest
 	es.change.Lock()
 	defer es.change.Unlock()
 	if have, ok := es.known.named(req.Name); ok {
-		if have.NetnsPath != req.NetnsPath || have.Planes.TCP != req.Planes().TCP || req.Verbs.Wanted && have.Planes.Verbs != req.Verbs || have.ContainerDevice() != deviceOf(req) ||
+		if have.NetnsPath != req.NetnsPath || have.Planes.TCP != req.Planes().TCP || req.Verbs.Wanted && have.Planes.Verbs.VerbsEndpoint != req.Verbs || have.ContainerDevice() != deviceOf(req) ||
 			(have.Adopted != nil) != (req.Adopted != nil) || req.Addr.IsValid() && !slices.Contains(have.Addrs, req.Addr) {
 			return have, &api.Error{Code: api.CodeConflict, Field: "name", Message: fmt.Sprintf("endpoint %s exists with other settings", req.Name),
 				Remedy: "delete it first: heddle endpoints delete " + req.Name}
@@ -309,11 +309,14 @@ func (es *endpoints) SetVerbs(ctx context.Context, name string, v model.VerbsEnd
 	if !ok {
 		return old, api.ErrNotFound
 	}
-	if old.Planes.Verbs == v {
+	if old.Planes.Verbs.VerbsEndpoint == v {
 		return old, nil
 	}
 	e := old
-	e.Planes.Verbs = v
+	e.Planes.Verbs.VerbsEndpoint = v
+	if !v.Wanted {
+		e.Planes.Verbs.Groups = nil
+	}
 	if err := errors.Join(api.ValidateVerbs(v, e.Planes.TCP.Intercepted), es.planes.Accepts(e.Planes)); err != nil {
 		return old, err
 	}
@@ -329,6 +332,25 @@ func (es *endpoints) SetVerbs(ctx context.Context, name string, v model.VerbsEnd
 	es.saveRecord(0)
 	es.log.Info("verbs set", "endpoint", e.Name, "wanted", v.Wanted, "spin_us", v.SpinMicros)
 	return e, nil
+}
+
+// noteGroups notes which multicast groups the queue pairs of an endpoint are in, for other nodes.
+func (es *endpoints) noteGroups(ctx context.Context, id model.EndpointID, groups []netip.Addr) error {
+	es.change.Lock()
+	defer es.change.Unlock()
+	e, ok := es.known.named(es.known.nameOf(id))
+	if !ok || slices.Equal(e.Planes.Verbs.Groups, groups) {
+		return nil
+	}
+	e.Planes.Verbs.Groups = groups
+	ctx, cancel := context.WithTimeout(ctx, storeAnswers)
+	defer cancel()
+	if err := es.store.PutEndpoint(ctx, e); err != nil {
+		return storeError(err)
+	}
+	es.known.add(e)
+	es.saveRecord(0)
+	return nil
 }
 
 // applyLimits brings the planes to the limits of e. The caller holds change.

@@ -33,8 +33,10 @@ type host struct {
 	devices netcfg.NodeDevices
 	stores  []netip.AddrPort // what containers are kept from
 	planes  plane.Set        // TCP's first
-	traps   *trap.Server
-	keeper  trap.Keeper // nil: none
+	// setGroups is for planes.
+	setGroups plane.SetGroups
+	traps     *trap.Server
+	keeper    trap.Keeper // nil: none
 
 	enforcer *enforcer
 	stacker  *stacker

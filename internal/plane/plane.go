@@ -207,12 +207,19 @@ type Host struct {
 	// StacksChanged has ServeStack asked anew for every endpoint: what the plane can serve has
 	// changed. Any goroutine may call it; it does not wait.
 	StacksChanged func()
+	// SetGroups notes which multicast groups the queue pairs of an endpoint of this node are in, so
+	// that other nodes hear of it. Any goroutine may call it that no method of the plane waits for.
+	SetGroups SetGroups
 	// StackModules is for the plane of stack modules.
 	StackModules StackModules
 	// Keeper gives what keeps descriptors while no agent runs; nil if nothing does. It may be asked
 	// from the first Attach on.
 	Keeper func() trap.Keeper
 }
+
+// SetGroups is a function of the agent's: groups are sorted. An endpoint that is not there is no
+// error.
+type SetGroups func(ctx context.Context, id model.EndpointID, groups []netip.Addr) error
 
 // Traps is how a plane answers trapped calls: a trap.Server, which the agent owns. A plane
 // registers its handlers while it is opened.

@@ -22,7 +22,7 @@ func verbsNode(t *testing.T) (socket, root, library string) {
 	dir := t.TempDir()
 	socket, root, library = filepath.Join(dir, "seccomp.sock"), filepath.Join(dir, "rootfs"), filepath.Join(dir, verbsFile)
 	record, err := json.Marshal(map[string]any{"endpoints": []model.Endpoint{
-		{ID: 7, Name: "a", Planes: model.EndpointPlanes{Verbs: model.VerbsEndpoint{Wanted: true}}}, {ID: 8, Name: "b"},
+		{ID: 7, Name: "a", Planes: model.EndpointPlanes{Verbs: model.VerbsRecord{VerbsEndpoint: model.VerbsEndpoint{Wanted: true}}}}, {ID: 8, Name: "b"},
 	}})
 	if err != nil {
 		t.Fatal(err)

@@ -272,8 +272,8 @@ func validateEndpoint(e model.Endpoint) error {
 			return wrap(fmt.Errorf("limits: %w", err))
 		}
 	}
-	if e.Planes.Verbs.SpinMicros > model.MaxSpinMicros {
-		return wrap(fmt.Errorf("verbs: spin_us %d: want at most %d", e.Planes.Verbs.SpinMicros, model.MaxSpinMicros))
+	if err := e.Planes.Verbs.Validate(); err != nil {
+		return wrap(fmt.Errorf("verbs: %w", err))
 	}
 	if err := validateLabels(e.Labels); err != nil {
 		return wrap(err)

@@ -121,7 +121,7 @@ func podmanVerbs(t *testing.T, n1, n2 engineCLI) {
 	n1.must(append(run(n1, wanted, "-d", "--name", "verbs", "verbs"), stay...)...)
 	far := n2.must("inspect", "-f", "{{(index .NetworkSettings.Networks \""+engineNetwork()+"\").IPAddress}}", "verbs")
 	for _, e := range endpointsOn(t, "n2") {
-		if e.Addrs[0].String() == far && e.Planes.Verbs != (model.VerbsEndpoint{Wanted: true, SpinMicros: 5}) {
+		if e.Addrs[0].String() == far && e.Planes.Verbs.VerbsEndpoint != (model.VerbsEndpoint{Wanted: true, SpinMicros: 5}) {
 			t.Errorf("the endpoint has %+v", e.Planes.Verbs)
 		}
 	}

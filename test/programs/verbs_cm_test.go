@@ -83,6 +83,42 @@ func errorsOf(first, second error) error {
 	return second
 }
 
+// multicast has mckey send from n2/c1 to a group until a member on its node and one on the other
+// have got eight messages.
+func (l verbsLab) multicast() {
+	l.Helper()
+	ctx, cancel := context.WithTimeout(l.Context(), testutil.WaitTimeout)
+	defer cancel()
+	words := func(name string) []string {
+		addr, err := l.heddle(ctx, "lab", "ip", name).Output()
+		testutil.NoError(l, err)
+		return []string{"mckey", "-m", "239.1.2.3", "-C", "8", "-b", strings.TrimSpace(string(addr))}
+	}
+	members := []string{"n1/c1", "n2/c2"}
+	said := make([]strings.Builder, len(members))
+	ended := make(chan error, len(members))
+	for i, name := range members {
+		member := l.exec(ctx, name, words(name))
+		member.Stdout, member.Stderr = &said[i], &said[i]
+		testutil.NoError(l, member.Start())
+		go func() { ended <- member.Wait() }()
+	}
+	send := append(words("n2/c1"), "-s")
+	// Nobody sees from outside who has joined, and what is sent before is lost.
+	for left := len(members); left > 0; {
+		if out, err := l.exec(ctx, "n2/c1", send).CombinedOutput(); err != nil {
+			l.Fatalf("n2/c1: %v\n%s--- %v\n%s\n%s", err, out, members, &said[0], &said[1])
+		}
+		select {
+		case err := <-ended:
+			if left--; err != nil {
+				l.Fatalf("%v: %v\n%s\n%s", members, err, &said[0], &said[1])
+			}
+		default:
+		}
+	}
+}
+
 // TestVerbsCM: Debian's own programs that use RDMA-CM and rsocket, as they are, on one node and
 // between two, and not where policy forbids it.
 func TestVerbsCM(t *testing.T) {
@@ -97,6 +133,7 @@ func TestVerbsCM(t *testing.T) {
 			}
 		}
 	}
+	l.multicast()
 	file := filepath.Join(t.TempDir(), "policy.yaml")
 	testutil.NoError(t, os.WriteFile(file, []byte(noVerbs), 0o600))
 	if out, err := l.heddle(t.Context(), "policy", "apply", "--node", "n1", "-f", file).CombinedOutput(); err != nil {

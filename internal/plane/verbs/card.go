@@ -76,6 +76,7 @@ type members struct {
 func (p *Plane) SetTopology(_ []netip.Prefix, nodes []model.Node, endpoints model.Endpoints) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.followGroups(endpoints.ChangedSince(p.members.endpoints))
 	p.members = members{nodes, endpoints}
 	return nil
 }

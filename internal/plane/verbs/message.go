@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -35,6 +36,9 @@ const (
 	// typeDrain has a router give endpoints back; it is the router's answer, too.
 	typeDrain    messageType = 12
 	typeReleased messageType = 13
+	// typeGroups says what multicast groups an endpoint is in: to the agent one of the router's, to
+	// the router one elsewhere.
+	typeGroups messageType = 14
 	// typeCard tells of the card at the other end of the connection that follows.
 	typeCard messageType = 17
 )
@@ -45,8 +49,8 @@ const (
 	gidLen    = 16
 	limitsLen = 16 * 4
 	nameLen   = 64
-	// messageMax is the longest message: an ENDPOINT.
-	messageMax = headLen + 2*gidLen + limitsLen + nameLen
+	// messageLen is that of an ENDPOINT.
+	messageLen = headLen + 2*gidLen + limitsLen + nameLen
 )
 
 // head begins every message.
@@ -89,19 +93,34 @@ func kilobits(r model.Rate) uint32 { return uint32(r / 1000) }
 
 // endpointMessage is ENDPOINT: number is e's at the router.
 func endpointMessage(number uint64, e model.Endpoint, defaults model.VerbsLimits) []byte {
-	b := head{kind: typeEndpoint, endpoint: number}.append(make([]byte, 0, messageMax))
-	gids := [2]netip.Addr{e.Addr4(), e.Addr6()}
-	for _, addr := range gids {
+	b := head{kind: typeEndpoint, endpoint: number}.append(make([]byte, 0, messageLen))
+	b = appendGIDs(b, [2]netip.Addr{e.Addr4(), e.Addr6()})
+	b = append(b, limitBytes(e, defaults)...)
+	var name [nameLen]byte
+	copy(name[:], e.Name) // names are ASCII: cut anywhere, they are UTF-8
+	return append(b, name[:]...)
+}
+
+// appendGIDs adds those of an endpoint with these addresses.
+func appendGIDs(b []byte, addrs [2]netip.Addr) []byte {
+	for _, addr := range addrs {
 		gid := [gidLen]byte{} // of an address that the endpoint has not
 		if addr.IsValid() {
 			gid = addr.As16()
 		}
 		b = append(b, gid[:]...)
 	}
-	b = append(b, limitBytes(e, defaults)...)
-	var name [nameLen]byte
-	copy(name[:], e.Name) // names are ASCII: cut anywhere, they are UTF-8
-	return append(b, name[:]...)
+	return b
+}
+
+// groupsMessage says what groups an endpoint that is elsewhere is in.
+func groupsMessage(addrs [2]netip.Addr, groups []netip.Addr) []byte {
+	b := appendGIDs(head{kind: typeGroups}.append(nil), addrs)
+	for _, g := range groups {
+		gid := g.As16()
+		b = append(b, gid[:]...)
+	}
+	return b
 }
 
 // connectedMessage answers a CONNECT.
@@ -136,6 +155,8 @@ type heard struct {
 	number uint32
 	// to is whom a CONNECT is to reach.
 	to netip.Addr
+	// groups is a GROUPS.
+	groups []netip.Addr
 	// statistics is a STATISTICS.
 	statistics statistics
 	// file is what came with a RELEASED: the endpoint's listening socket.
@@ -159,6 +180,9 @@ func parse(b []byte) (m heard, err error) {
 	if (m.kind == typeDrain || m.kind == typeReleased) && len(b) == headLen && m.tag == 0 && (m.kind == typeReleased) == (m.endpoint != 0) {
 		return m, nil
 	}
+	if m.kind == typeGroups && m.tag == 0 && m.endpoint != 0 {
+		return m, m.parseGroups(b[headLen:])
+	}
 	if m.kind == typeStatistics {
 		m.statistics, err = parseStatistics(b[headLen:])
 		return m, err
@@ -175,3 +199,16 @@ func parse(b []byte) (m heard, err error) {
 
 // refusal gives the error of a REFUSED.
 func (m heard) refusal() error { return fmt.Errorf("the router refuses it: %w", unix.Errno(m.number)) }
+
+// parseGroups reads what follows the head of a GROUPS: the GIDs, which are none, and those of
+// groups.
+func (m *heard) parseGroups(b []byte) error {
+	if len(b) < 2*gidLen || len(b)%gidLen != 0 || len(b) > (2+model.MaxVerbsGroups)*gidLen {
+		return fmt.Errorf("%w: type %d, %d bytes", errMalformed, m.kind, headLen+len(b))
+	}
+	for b = b[2*gidLen:]; len(b) > 0; b = b[gidLen:] {
+		m.groups = append(m.groups, netip.AddrFrom16([gidLen]byte(b)).Unmap())
+	}
+	slices.SortFunc(m.groups, netip.Addr.Compare)
+	return nil
+}

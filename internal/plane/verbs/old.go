@@ -95,6 +95,7 @@ func (p *Plane) drain(l *link) error {
 			p.send(l, endpointMessage(ep.number, ep.Endpoint, p.cfg.Limits), nil)
 		}
 	}
+	p.tellAllGroups(l)
 	p.send(l, head{kind: typeEnd}.append(nil), nil)
 	p.send(l, head{kind: typeDrain}.append(nil), nil)
 	p.mu.Unlock()
@@ -109,6 +110,8 @@ func (p *Plane) drain(l *link) error {
 			p.released(l, m)
 		case typeStatistics:
 			p.lastCounts(m)
+		case typeGroups:
+			p.hearGroups(l, m)
 		default:
 			// What it asks for before, it asks for again.
 		}

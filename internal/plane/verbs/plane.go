@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -46,8 +47,10 @@ type Config struct {
 	// Limits are those of endpoints that have none themselves.
 	Limits  model.VerbsLimits
 	Sockets plane.Sockets
-	Faults  plane.Faults
-	Log     *slog.Logger
+	// SetGroups tells other nodes of groups that queue pairs of this one's endpoints have joined.
+	SetGroups plane.SetGroups
+	Faults    plane.Faults
+	Log       *slog.Logger
 }
 
 // Plane is the verbs plane of one node.
@@ -70,6 +73,7 @@ type Plane struct {
 	router    *link   // nil: none
 	old       []*link // of other builds, until their endpoints have no devices open any more
 	ended     uint64  // how many routers have
+	groups    groups
 	reported  time.Time
 	reasons   [len(reasons)]uint64
 	members   members
@@ -96,7 +100,10 @@ func (p *Plane) Declares() plane.Declaration { return Declaration }
 
 // Open makes the plane. The router is reached, or started, by Run.
 func Open(cfg Config) *Plane {
-	return &Plane{cfg: cfg, wake: make(chan struct{}, 1), endpoints: make(map[model.EndpointID]*endpoint)}
+	return &Plane{
+		cfg: cfg, wake: make(chan struct{}, 1), endpoints: make(map[model.EndpointID]*endpoint),
+		groups: groups{joined: make(map[model.EndpointID][]netip.Addr), wake: make(chan struct{}, 1), members: make(map[netip.Addr]member)},
+	}
 }
 
 // Name is the plane's.
@@ -123,7 +130,7 @@ func (p *Plane) Attach(e model.Endpoint, _ netcfg.EndpointDevice) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if ep, known := p.endpoints[e.ID]; known {
-		if e.Planes.Verbs == ep.Planes.Verbs {
+		if e.Planes.Verbs.VerbsEndpoint == ep.Planes.Verbs.VerbsEndpoint {
 			return nil
 		}
 		if !e.Planes.Verbs.Wanted {
@@ -222,6 +229,7 @@ func (p *Plane) Keep(keep map[model.EndpointID]bool) (map[string]int, error) {
 func (p *Plane) Run(ctx context.Context) error {
 	var old sync.WaitGroup
 	defer old.Wait()
+	old.Go(func() { p.keepGroups(ctx) })
 	// One that runs for endpoints that there are no more has to hear of that.
 	l, err := p.inherit(ctx, &old)
 	for pause := firstPause; ; {
@@ -337,6 +345,8 @@ func (p *Plane) hear(ctx context.Context, l *link, m heard, connecting *sync.Wai
 		l.answers <- m // there is room: nobody else sends
 	case m.kind == typeReleased:
 		p.released(l, m)
+	case m.kind == typeGroups:
+		p.hearGroups(l, m)
 	}
 }
 
@@ -378,6 +388,7 @@ func (p *Plane) introduce(l *link) {
 			p.tellIfThere(ep)
 		}
 	}
+	p.tellAllGroups(l)
 	p.send(l, head{kind: typeEnd}.append(nil), nil)
 }
 

@@ -20,6 +20,7 @@ import (
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
+	"heddle.dev/heddle/internal/plane"
 	"heddle.dev/heddle/internal/plane/verbs/folder"
 )
 
@@ -92,6 +93,8 @@ type node struct {
 	plane  *Plane
 	faults *faults
 	dir    string
+	// setGroups is the agent's; nil: nobody joins any.
+	setGroups plane.SetGroups
 }
 
 func runPlane(t *testing.T) node {
@@ -114,7 +117,7 @@ func newNode(t *testing.T) node {
 func (n node) open(all ...model.Endpoint) *Plane {
 	p := Open(Config{
 		StateDir: n.dir, SeccompSocket: filepath.Join(n.dir, "seccomp.sock"), Self: filepath.Join(n.dir, "heddled"),
-		Limits: model.VerbsLimits{QPs: 1, CQs: 77}, Sockets: loopback{}, Faults: n.faults, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Limits: model.VerbsLimits{QPs: 1, CQs: 77}, Sockets: loopback{}, SetGroups: n.setGroups, Faults: n.faults, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
 	for _, e := range all {
 		if err := p.Attach(e, netcfg.EndpointDevice{}); err != nil {
@@ -204,7 +207,7 @@ func (r *router) say(b []byte) {
 // hear wants a message of a type; it gives it, and the descriptor that came with it, or -1.
 func (r *router) hear(want messageType) (message []byte, fd int) {
 	r.Helper()
-	message, rights := make([]byte, 2*messageMax), make([]byte, 64)
+	message, rights := make([]byte, 2*messageLen), make([]byte, 64)
 	if err := r.conn.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
 		r.Fatal(err)
 	}
@@ -232,7 +235,7 @@ func (r *router) hear(want messageType) (message []byte, fd int) {
 
 var wanted = model.Endpoint{
 	ID: 7, Name: "n1/c1", Addrs: []netip.Addr{netip.MustParseAddr("10.244.0.2")}, Created: time.Unix(5, 9),
-	Planes: model.EndpointPlanes{Verbs: model.VerbsEndpoint{Wanted: true, SpinMicros: 3}},
+	Planes: model.EndpointPlanes{Verbs: model.VerbsRecord{VerbsEndpoint: model.VerbsEndpoint{Wanted: true, SpinMicros: 3}}},
 }
 
 // connects reports whether a program of the endpoint reaches whoever has the listener fd.
@@ -281,7 +284,7 @@ func TestRouterIsToldAndMissed(t *testing.T) {
 		t.Error("the socket was closed, and comes all the same")
 	}
 	r.hear(typeEnd)
-	if len(message) != messageMax || string(message[headLen+10:headLen+16]) != "\xff\xff\x0a\xf4\x00\x02" {
+	if len(message) != messageLen || string(message[headLen+10:headLen+16]) != "\xff\xff\x0a\xf4\x00\x02" {
 		t.Fatalf("ENDPOINT %x", message)
 	}
 	refused := head{kind: typeRefused, endpoint: 5_000_000_009}.append(nil)

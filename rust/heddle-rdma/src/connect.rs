@@ -193,6 +193,7 @@ impl Objects {
 
     pub(crate) fn refuse_datagrams(&mut self, endpoint: u32, other: Gid) {
         self.note(endpoint, Reason::ConnectRefused);
+        self.drop_held(endpoint, &other);
         let until = Instant::now() + AGAIN_MOST;
         self.datagrams_refused.push((endpoint, other, until));
         self.at(until, Timer::Seek(DATAGRAMS, 0));

@@ -9,7 +9,7 @@ use verbs_qp::Service;
 
 use crate::link::{SEND_HIGH, Timer};
 use crate::memory::Fault;
-use crate::multicast::is_multicast;
+use crate::multicast::{GROUP_QP, is_multicast};
 use crate::objects::{Current, Objects};
 use crate::remote::Broken;
 use crate::requests::{Pending, Step, Taken, Told, gather};
@@ -208,18 +208,7 @@ impl Objects {
             _ if link.unsent.len() >= SEND_HIGH => return false,
             _ => {}
         }
-        let header = Header {
-            opcode: told.opcode,
-            flags: FIRST | LAST | if told.solicited { SOLICITED } else { 0 },
-            length: u32::try_from(payload.len()).unwrap_or(0),
-            number: told.source,
-            status: way.qp,
-            immediate: told.imm,
-            key: way.qkey,
-            address: way.hop_limit.into(),
-            ..Header::new(Kind::Datagram)
-        };
-        link.say(&header);
+        link.say(&way.header(told, payload.len()));
         link.unsent.extend(payload);
         self.push(handle);
         true
@@ -253,7 +242,12 @@ impl Objects {
             length: bytes.len() as u64,
         };
         let endpoint = link.endpoint;
-        self.deliver(endpoint, &way, told, bytes, Path::Tcp);
+        if way.qp == GROUP_QP {
+            let way = Way { destination: group(header), ..way };
+            self.deliver_to_group(endpoint, &way, told, bytes);
+        } else {
+            self.deliver(endpoint, &way, told, bytes, Path::Tcp);
+        }
         Ok(())
     }
 }
@@ -268,7 +262,34 @@ pub(crate) struct Way {
     qkey: u32,
 }
 
+/// The group that a datagram is for.
+fn group(header: &Header) -> Gid {
+    let mut group = [0; 16];
+    group[..8].copy_from_slice(&header.total.to_be_bytes());
+    group[8..].copy_from_slice(&header.swap.to_be_bytes());
+    group
+}
+
 impl Way {
+    /// The header of the frame that goes this way. One for a group says which.
+    pub(crate) fn header(&self, told: Told, length: usize) -> Header {
+        let halves = self.destination.as_chunks().0;
+        let half = |i: usize| if self.qp == GROUP_QP { u64::from_be_bytes(halves[i]) } else { 0 };
+        Header {
+            opcode: told.opcode,
+            flags: FIRST | LAST | if told.solicited { SOLICITED } else { 0 },
+            length: u32::try_from(length).unwrap_or(0),
+            number: told.source,
+            status: self.qp,
+            immediate: told.imm,
+            key: self.qkey,
+            address: self.hop_limit.into(),
+            total: half(0),
+            swap: half(1),
+            ..Header::new(Kind::Datagram)
+        }
+    }
+
     /// What lies in front of the bytes in the receiver's buffer.
     fn grh(&self, length: usize) -> [u8; GRH] {
         let mut grh = [0; GRH];

@@ -18,7 +18,8 @@
 //! | `local` | requests whose peer is on this node |
 //! | `remote`, `responder` | requests between nodes |
 //! | `datagrams` | both, for UD |
-//! | `multicast` | groups of UD queue pairs of this node |
+//! | `multicast` | groups of UD queue pairs |
+//! | `elsewhere` | members of groups at other routers |
 //! | `cm`, `cm_events`, `cm_groups`, `cm_link` | RDMA-CM: ids and commands, events, groups, talk |
 //! | `connect` | connections between endpoints are asked for |
 //! | `card` | pairs whose bytes go by a card |
@@ -48,6 +49,7 @@ mod connect;
 mod control;
 mod datagrams;
 mod direct;
+mod elsewhere;
 mod holes;
 mod ibverbs;
 mod kept;

@@ -174,6 +174,8 @@ pub(crate) enum Timer {
     Seek(u32, u64),
     /// An id of RDMA-CM waits.
     Cm(u32),
+    /// The agent is to hear of an endpoint's groups.
+    Groups(u32),
 }
 
 impl Objects {
@@ -209,6 +211,7 @@ impl Objects {
                 }
                 Timer::Seek(number, after) => self.ask_for_link(number, after),
                 Timer::Cm(handle) => self.cm_expire(handle, now),
+                Timer::Groups(handle) => self.tell_groups(handle),
             }
         }
         None
@@ -536,6 +539,9 @@ impl Objects {
         if kind == wire::DATAGRAMS && !link.opener {
             self.datagram_links.push((endpoint, other, handle));
             self.end_old_datagram_link(endpoint, other);
+        }
+        if kind == wire::DATAGRAMS {
+            self.say_held(handle);
         }
         if self.links.get(handle).and_then(|l| l.greeting).is_some_and(|g| g.card) {
             self.begin_card(handle);

@@ -1,4 +1,4 @@
-//! Multicast groups of UD queue pairs, as far as they are on this node.
+//! Multicast groups of UD queue pairs: who of this router is in which. `elsewhere` has the others.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -25,8 +25,12 @@ pub(crate) type Groups = HashMap<Gid, Vec<u32>>;
 
 /// Whether a GID is a group's: `ff..`, or of IPv4 224.0.0.0/4.
 pub(crate) fn is_multicast(gid: &Gid) -> bool {
-    let is_ipv4 = gid[..12] == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
-    gid[0] == 0xff || is_ipv4 && gid[12] >> 4 == 0xe
+    gid[0] == 0xff || is_ipv4(gid) && gid[12] >> 4 == 0xe
+}
+
+/// Whether it is that of an IPv4 address.
+pub(crate) fn is_ipv4(gid: &Gid) -> bool {
+    gid[..12] == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff]
 }
 
 impl Objects {
@@ -54,6 +58,8 @@ impl Objects {
         }
         endpoint.memberships += 1;
         members.push(request.qp);
+        let endpoint = qp.endpoint;
+        self.groups_changed(endpoint);
         Ok(done())
     }
 
@@ -74,10 +80,11 @@ impl Objects {
         if members.is_empty() {
             self.groups.remove(gid);
         }
-        let endpoint = self.qps.get(number).map(|qp| qp.endpoint);
-        if let Some(endpoint) = endpoint.and_then(|e| self.endpoints.get_mut(e)) {
+        let Some(handle) = self.qps.get(number).map(|qp| qp.endpoint) else { return true };
+        if let Some(endpoint) = self.endpoints.get_mut(handle) {
             endpoint.memberships -= 1;
         }
+        self.groups_changed(handle);
         true
     }
 
@@ -116,15 +123,16 @@ impl Objects {
                 reached.push(member);
             }
         }
-        // The sender pays for each copy.
-        let copies = i64::try_from(reached.len().saturating_sub(1)).unwrap_or(0);
-        let cost = REQUEST_COST + i64::try_from(payload.len()).unwrap_or(0);
-        if let Some(endpoint) = self.endpoints.get_mut(endpoint) {
-            endpoint.budget -= copies * cost;
-        }
+        let here = i64::try_from(reached.len()).unwrap_or(0);
         for member in reached {
             self.copied(number, member, told.length);
             self.deliver_to(member, endpoint, way, told, payload, Path::Memory);
+        }
+        let copies = here + self.send_elsewhere(number, endpoint, way, told, payload);
+        // The sender pays for each copy.
+        let cost = REQUEST_COST + i64::try_from(payload.len()).unwrap_or(0);
+        if let Some(endpoint) = self.endpoints.get_mut(endpoint) {
+            endpoint.budget -= (copies - 1).max(0) * cost;
         }
         Ok(())
     }

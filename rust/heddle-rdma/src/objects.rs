@@ -22,11 +22,12 @@ use crate::card_home::Home;
 use crate::cm;
 use crate::cm_events::EventChannel;
 use crate::connect::Asked;
+use crate::elsewhere::{COPIES_A_SECOND, Elsewhere, Held};
 use crate::ibverbs::Domain;
 use crate::kept::Kept;
 use crate::link::{Link, Timer};
 use crate::memory::{Copier, Piece, Process, Regions};
-use crate::multicast::Groups;
+use crate::multicast::{Groups, is_ipv4};
 use crate::placing::REGISTERED_A_SECOND;
 use crate::protection::{Protection, protects};
 use crate::queues::{CompletionRing, ReceiveRing, SendRing, wake_polls};
@@ -95,6 +96,11 @@ pub(crate) struct Endpoint {
     pub(crate) cm: cm::Usage,
     /// Of its queue pairs in groups.
     pub(crate) memberships: u32,
+    /// The agent is to hear of its groups; when it was told of them last.
+    pub(crate) groups_due: bool,
+    pub(crate) groups_told: Option<Instant>,
+    /// Copies of datagrams for a group that came from another node.
+    pub(crate) copies: Bucket,
     /// Pairs that go by the card, or may.
     pub(crate) card_pairs: u64,
     /// Regions that the card gets to know.
@@ -122,6 +128,9 @@ impl Endpoint {
             in_atomic: false,
             cm: cm::Usage::default(),
             memberships: 0,
+            groups_due: false,
+            groups_told: None,
+            copies: Bucket::new(),
             card_pairs: 0,
             registers: Bucket::new(),
             named: true,
@@ -151,6 +160,7 @@ impl Endpoint {
         self.egress.limit(u64::from(l.egress_kbit) * 125, BYTES_AT_ONCE, now);
         self.registers.limit(REGISTERED_A_SECOND, Duration::from_secs(1), now);
         self.ingress.limit(u64::from(l.ingress_kbit) * 125, BYTES_AT_ONCE, now);
+        self.copies.limit(COPIES_A_SECOND, BYTES_AT_ONCE, now);
     }
 
     /// Whether there is a cap on its bytes.
@@ -232,8 +242,7 @@ impl Endpoint {
 
     /// The endpoint's own GID of the family of another one.
     pub(crate) fn gid_like(&self, other: &Gid) -> Gid {
-        let is_ipv4 = other[..12] == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
-        self.gids[usize::from(!is_ipv4)]
+        self.gids[usize::from(!is_ipv4(other))]
     }
 
     pub(crate) fn has(&self, gid: &Gid) -> bool {
@@ -491,6 +500,9 @@ pub(crate) struct Objects {
     broken: Vec<u32>,
     pub(crate) cm: cm::Ids,
     pub(crate) groups: Groups,
+    /// Members of groups at other routers, and what waits for connections to them.
+    pub(crate) elsewhere: Elsewhere,
+    pub(crate) held: Vec<Held>,
     pub(crate) links: Table<Link>,
     /// The node is to have a card; the card, as long as it is there.
     pub(crate) card_wanted: bool,
@@ -571,6 +583,8 @@ impl Objects {
             broken: Vec::new(),
             cm: cm::Ids::new(),
             groups: Groups::new(),
+            elsewhere: Elsewhere::default(),
+            held: Vec::new(),
             links: Table::new(18, 32),
             card_wanted: false,
             card: None,

@@ -38,6 +38,8 @@ pub(crate) enum Protection {
     Kept,
     /// A peer's queue pair of the card is at the card of the peer's node.
     Homes,
+    /// What copies of others' datagrams to groups cost.
+    Copied,
 }
 
 /// Whether a protection is in force: always, in the product.
@@ -60,5 +62,6 @@ pub(crate) fn protects(protection: Protection) -> bool {
         Protection::Groups => "groups",
         Protection::Kept => "kept",
         Protection::Homes => "homes",
+        Protection::Copied => "copied",
     })
 }

@@ -544,8 +544,12 @@ impl Loop {
     fn obey(&mut self, message: &Message, descriptors: &mut Vec<OwnedFd>) {
         match *message {
             Message::Hello { version } if version == agent::VERSION => {}
-            Message::Begin => self.for_endpoints(|endpoint| endpoint.named = false),
+            Message::Begin => {
+                self.objects.elsewhere.begin();
+                self.for_endpoints(|endpoint| endpoint.named = false);
+            }
             Message::End => {
+                self.objects.elsewhere.end();
                 let all = self.objects.endpoints.iter().filter(|(_, e)| !e.named);
                 for handle in all.map(|(handle, _)| handle).collect::<Vec<_>>() {
                     self.objects.remove_endpoint(handle);
@@ -558,6 +562,9 @@ impl Loop {
                     let errno = err.raw_os_error().unwrap_or(libc::EINVAL).unsigned_abs();
                     self.say(Message::Refused { endpoint, errno });
                 }
+            }
+            Message::Groups { endpoint: 0, gids, ref groups } => {
+                self.objects.elsewhere.name(gids, groups.clone());
             }
             Message::Remove { endpoint } => {
                 if let Some(handle) = self.endpoint(endpoint) {
@@ -656,6 +663,7 @@ impl Loop {
                 self.objects.end_card_pairs(Reason::CardCapped, |e| e == handle);
             }
         }
+        self.objects.tell_groups(handle);
         Ok(())
     }
 

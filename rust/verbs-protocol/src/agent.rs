@@ -6,8 +6,10 @@ use crate::Gid;
 pub const VERSION: u32 = 3;
 /// GIDs of a card that a CARD tells at most.
 pub const CARD_GIDS_MAX: usize = 8;
-/// Bytes of the longest message of an agent's. STATISTICS of a router are longer.
-pub const MESSAGE_MAX: usize = HEAD + 32 + 64 + 64;
+/// Groups that an endpoint may be in.
+pub const GROUPS_MAX: usize = 256;
+/// Bytes of the longest message of an agent's: a GROUPS. STATISTICS of a router are longer.
+pub const MESSAGE_MAX: usize = HEAD + 32 + 16 * GROUPS_MAX;
 
 const HEAD: usize = 16;
 const NAME: usize = 64;
@@ -48,6 +50,7 @@ pub enum Message {
     Statistics { tag: u32, endpoint: u64, kind: u32, cursor: u32, size: u32, records: Vec<u8> },
     Drain,
     Released { endpoint: u64 },
+    Groups { endpoint: u64, gids: [Gid; 2], groups: Vec<Gid> },
     Card { endpoint: u64, lid: u32, gids: Vec<Gid> },
 }
 
@@ -73,6 +76,7 @@ impl Message {
             Self::Statistics { tag, endpoint, .. } => (11, *tag, *endpoint),
             Self::Drain => (12, 0, 0),
             Self::Released { endpoint } => (13, 0, *endpoint),
+            Self::Groups { endpoint, .. } => (14, 0, *endpoint),
             Self::Card { endpoint, .. } => (17, 0, *endpoint),
         };
         let mut out = Vec::with_capacity(MESSAGE_MAX);
@@ -97,6 +101,10 @@ impl Message {
                 let length = name.len().min(NAME);
                 field[..length].copy_from_slice(&name.as_bytes()[..length]);
                 out.extend_from_slice(&field);
+            }
+            Self::Groups { gids, groups, .. } => {
+                out.extend_from_slice(gids.as_flattened());
+                out.extend_from_slice(groups.as_flattened());
             }
             Self::Connect { source, destination, .. }
             | Self::Accepted { source, destination, .. } => {
@@ -169,6 +177,14 @@ impl Message {
             }
             12 => Self::Drain,
             13 => Self::Released { endpoint },
+            14 => {
+                let gids = [fields.take()?, fields.take()?];
+                let groups = std::mem::take(&mut fields.0).as_chunks();
+                if !groups.1.is_empty() || groups.0.len() > GROUPS_MAX {
+                    return Err(Malformed);
+                }
+                Self::Groups { endpoint, gids, groups: groups.0.to_vec() }
+            }
             17 => {
                 let (lid, count) = (fields.word()?, fields.word()?);
                 let (gids, rest) = fields.0.as_chunks();
@@ -185,8 +201,8 @@ impl Message {
         };
         let names_one = match kind {
             1..=3 | 12 => endpoint == 0,
-            // Statistics are of one or of all.
-            10 | 11 => true,
+            // Statistics are of one or of all, groups of an endpoint here or elsewhere.
+            10 | 11 | 14 => true,
             _ => endpoint != 0,
         };
         let good = fields.0.is_empty() && names_one;
@@ -292,6 +308,7 @@ mod tests {
             },
             Message::Drain,
             Message::Released { endpoint: 4 },
+            Message::Groups { endpoint: 0, gids: [[1; 16], [2; 16]], groups: vec![[3; 16]; 2] },
             Message::Card { endpoint: 4, lid: 9, gids: vec![[7; 16]; CARD_GIDS_MAX] },
         ] {
             let bytes = message.encode();
@@ -301,6 +318,13 @@ mod tests {
             assert_eq!(Message::parse(&[&bytes[..], &[0]].concat()), Err(Malformed));
         }
         assert_eq!(Message::parse(&Message::Remove { endpoint: 0 }.encode()), Err(Malformed));
+        let groups = |n| {
+            let groups =
+                Message::Groups { endpoint: 1, gids: [[0; 16]; 2], groups: vec![[3; 16]; n] };
+            Message::parse(&groups.encode()).map(|_| groups.encode().len())
+        };
+        assert_eq!(groups(GROUPS_MAX), Ok(MESSAGE_MAX));
+        assert_eq!(groups(GROUPS_MAX + 1), Err(Malformed));
         let many = Message::Card { endpoint: 4, lid: 9, gids: vec![[7; 16]; CARD_GIDS_MAX + 1] };
         assert_eq!(Message::parse(&many.encode()), Err(Malformed));
     }

@@ -21,6 +21,8 @@ pub(crate) struct Net {
     refuses: AtomicU32,
     is_silent: AtomicBool,
     busy: Mutex<()>,
+    /// Groups of endpoints, as routers have said.
+    groups: Mutex<HashMap<u64, Vec<Gid>>>,
     /// Endpoints that routers have given back, with what they did and their sockets.
     pub(crate) released: Mutex<Vec<(u64, Message, OwnedFd)>>,
     /// Routers that have given back what they could at once.
@@ -54,6 +56,29 @@ impl Net {
         self.connections.lock().unwrap().len()
     }
 
+    /// The groups that a router has said an endpoint is in.
+    pub(crate) fn groups(&self, n: u8) -> Vec<Gid> {
+        self.groups.lock().unwrap().get(&n.into()).cloned().unwrap_or_default()
+    }
+
+    /// An endpoint is in these groups, as its router says: others hear of it.
+    fn spread(&self, from: &Arc<OwnedFd>, endpoint: u64, groups: &[Gid]) {
+        let ways = self.ways.lock().unwrap();
+        let is = |(to, number): &(Arc<OwnedFd>, u64)| *number == endpoint && Arc::ptr_eq(to, from);
+        for gid in ways.iter().filter(|(_, way)| is(way)).map(|(gid, _)| *gid) {
+            let mut told: Vec<&Arc<OwnedFd>> = vec![from];
+            for (to, _) in ways.values() {
+                if !told.iter().any(|t| Arc::ptr_eq(t, to)) {
+                    let (gids, groups) = ([gid, [0; 16]], groups.to_vec());
+                    let named = Message::Groups { endpoint: 0, gids, groups };
+                    let _ = send(to, &named.encode(), &[]);
+                    told.push(to);
+                }
+            }
+        }
+        self.groups.lock().unwrap().insert(endpoint, groups.to_vec());
+    }
+
     /// Plays the agent for what a router asks.
     pub(super) fn serve(&self, agent: &Arc<OwnedFd>, statistics: &Sender<Message>) {
         let mut last = None;
@@ -74,6 +99,10 @@ impl Net {
             }
             if message == Message::Drain {
                 self.drained.fetch_add(1, Ordering::SeqCst);
+                continue;
+            }
+            if let Message::Groups { endpoint, groups, .. } = message {
+                self.spread(agent, endpoint, &groups);
                 continue;
             }
             if matches!(message, Message::Statistics { .. }) {

@@ -8,7 +8,8 @@ use verbs_protocol::control::{EINVAL, Errno};
 
 use crate::cm::CHANNELS;
 use crate::commands::{Answer, answer};
-use crate::objects::{EventSocket, Objects, Quota};
+use crate::events::EventSocket;
+use crate::objects::{Objects, Quota};
 use crate::sys;
 use verbs_protocol::statistics::Reason;
 

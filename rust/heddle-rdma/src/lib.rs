@@ -11,9 +11,12 @@
 //! | `bucket` | limits in a time |
 //! | `shards` | endpoints that are served by a thread of their own |
 //! | `control` | the control sockets of contexts |
-//! | `commands`, `queue_pairs` | what a library asks for: objects are made, changed and destroyed |
+//! | `commands` | what a library asks for: objects are made, changed and destroyed |
+//! | `queue_commands`, `queue_pairs` | the same, of queues |
 //! | `accounts` | what was moved and refused, for the agent |
-//! | `objects` | what there is, quotas, events |
+//! | `objects` | what there is, and quotas |
+//! | `events` | what programs are told |
+//! | `endings` | how queue pairs, contexts and endpoints end |
 //! | `requests` | turns of queue pairs: requests taken, waiting, completed |
 //! | `local` | requests whose peer is on this node |
 //! | `remote`, `responder` | requests between nodes |
@@ -50,6 +53,8 @@ mod control;
 mod datagrams;
 mod direct;
 mod elsewhere;
+mod endings;
+mod events;
 mod holes;
 mod ibverbs;
 mod kept;
@@ -60,6 +65,7 @@ mod multicast;
 mod objects;
 mod placing;
 mod protection;
+mod queue_commands;
 mod queue_pairs;
 mod queues;
 mod remote;

@@ -1,17 +1,17 @@
-//! What the router keeps: endpoints, what their containers have made, and how it ends.
+//! What the router keeps: endpoints, and what their containers have made.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use shared_ring::{SharedMemory, Sleeper};
-use verbs_protocol::abi::{self, verbs_async_event, verbs_completion, verbs_qp_attr};
+use verbs_protocol::abi::verbs_qp_attr;
 use verbs_protocol::agent::Message;
 use verbs_protocol::slots::{Receive, Send};
-use verbs_protocol::statistics::{self, QUOTAS, Reason};
-use verbs_protocol::{Gid, agent, ibv, plain};
+use verbs_protocol::statistics::{QUOTAS, Reason};
+use verbs_protocol::{Gid, agent};
 use verbs_qp::{Service, State};
 
 use crate::accounts::{Account, QpAccount};
@@ -23,6 +23,7 @@ use crate::cm;
 use crate::cm_events::EventChannel;
 use crate::connect::Asked;
 use crate::elsewhere::{COPIES_A_SECOND, Elsewhere, Held};
+use crate::events::EventSocket;
 use crate::ibverbs::Domain;
 use crate::kept::Kept;
 use crate::link::{Link, Timer};
@@ -30,9 +31,9 @@ use crate::memory::{Copier, Piece, Process, Regions};
 use crate::multicast::{Groups, is_ipv4};
 use crate::placing::REGISTERED_A_SECOND;
 use crate::protection::{Protection, protects};
-use crate::queues::{CompletionRing, ReceiveRing, SendRing, wake_polls};
+use crate::queues::{CompletionRing, ReceiveRing, SendRing};
 use crate::shards::{Nudge, Shard};
-use crate::sys::{self, Epoll};
+use crate::sys::Epoll;
 use crate::table::Table;
 
 /// What an endpoint may have only so much of.
@@ -250,46 +251,6 @@ impl Endpoint {
     }
 }
 
-/// A socket on which the router only sends: 16 bytes for an event.
-pub(crate) struct EventSocket {
-    pub(crate) socket: OwnedFd,
-    /// Events for which it had no room.
-    pub(crate) held: VecDeque<[u8; 16]>,
-}
-
-impl EventSocket {
-    pub(crate) fn new(socket: OwnedFd) -> Self {
-        Self { socket, held: VecDeque::new() }
-    }
-
-    /// Sends an event, or holds it; true if the caller has to wait for room.
-    fn send(&mut self, event: [u8; 16]) -> bool {
-        if !self.held.is_empty() {
-            self.held.push_back(event);
-            return false;
-        }
-        match sys::send(&self.socket, &event, &[]) {
-            Err(err) if sys::would_block(&err) => {
-                self.held.push_back(event);
-                true
-            }
-            // A program that has closed its end wants no events.
-            _ => false,
-        }
-    }
-
-    /// Sends what was held; true if nothing is held any more.
-    pub(crate) fn drain(&mut self) -> bool {
-        while let Some(event) = self.held.front() {
-            match sys::send(&self.socket, event, &[]) {
-                Err(err) if sys::would_block(&err) => return false,
-                _ => self.held.pop_front(),
-            };
-        }
-        true
-    }
-}
-
 /// A reply that the control socket had no room for.
 pub(crate) type Unsent = (Vec<u8>, Vec<OwnedFd>);
 
@@ -496,8 +457,8 @@ pub(crate) struct Objects {
     /// Room for the pieces of one copy.
     pub(crate) from: Vec<Piece>,
     pub(crate) to: Vec<Piece>,
-    touched: Vec<u32>,
-    broken: Vec<u32>,
+    pub(crate) touched: Vec<u32>,
+    pub(crate) broken: Vec<u32>,
     pub(crate) cm: cm::Ids,
     pub(crate) groups: Groups,
     /// Members of groups at other routers, and what waits for connections to them.
@@ -638,189 +599,4 @@ impl Objects {
             endpoint.refund(quota, amount);
         }
     }
-
-    /// Shows a completion to the program. A queue without room is dead from then on.
-    pub(crate) fn complete(&mut self, cq: u32, completion: &verbs_completion, solicited: bool) {
-        self.account_error(completion.qp_num, completion.status);
-        let Some(queue) = self.cqs.get_mut(cq) else { return };
-        if queue.dead {
-            return;
-        }
-        if !queue.ring.push(completion, solicited || completion.status != ibv::WC_SUCCESS) {
-            queue.dead = true;
-            self.broken.push(cq);
-        }
-        if !queue.touched {
-            queue.touched = true;
-            self.touched.push(cq);
-        }
-    }
-
-    /// Sends the events that completions of this turn call for, and ends what uses a dead queue.
-    pub(crate) fn notify(&mut self) {
-        while let Some(cq) = self.touched.pop() {
-            let Some(queue) = self.cqs.get_mut(cq) else { continue };
-            queue.touched = false;
-            if let Some(memory) = self.contexts.get(queue.context).and_then(|c| c.memory.as_ref()) {
-                wake_polls(memory);
-            }
-            if !queue.ring.take_wish() {
-                continue;
-            }
-            let event = abi::verbs_completion_event { user: queue.user, cq, reserved: 0 };
-            let channel = queue.channel;
-            let Some(channel_object) = self.channels.get_mut(channel) else { continue };
-            let event = packet(&event);
-            if channel_object.events.held.contains(&event) {
-                continue;
-            }
-            if channel_object.events.send(event)
-                && let Some(object) = self.channels.get(channel)
-            {
-                let id = Source::Channel.id(channel);
-                let fd = object.events.socket.as_fd();
-                // Without it the event comes with the next one.
-                let _ = self.epoll_of_context(object.context).add(fd, sys::WRITABLE, id);
-            }
-        }
-        while let Some(cq) = self.broken.pop() {
-            let Some(queue) = self.cqs.get(cq) else { continue };
-            let (context, user) = (queue.context, queue.user);
-            self.tell(context, ibv::EVENT_CQ_ERR, cq, user);
-            if let Some(endpoint) = self.contexts.get(context).map(|c| c.endpoint) {
-                self.note(endpoint, Reason::CqOverrun);
-            }
-            let users = self.qps.iter().filter(|(_, q)| q.send_cq == cq || q.recv_cq == cq);
-            for number in users.map(|(number, _)| number).collect::<Vec<_>>() {
-                self.fail_fatally(number);
-            }
-        }
-    }
-
-    /// Sends an asynchronous event.
-    pub(crate) fn tell(&mut self, context: u32, event: u32, object: u32, user: u64) {
-        const HELD_MAX: usize = 64;
-        let Some(c) = self.contexts.get_mut(context) else { return };
-        let Some(events) = c.events.as_mut().filter(|e| e.held.len() < HELD_MAX) else { return };
-        if events.send(packet(&verbs_async_event { user, event, object }))
-            && let Some(c) = self.contexts.get(context)
-            && let Some(events) = &c.events
-        {
-            let id = Source::Events.id(context);
-            let _ = self.epoll_of(c.endpoint).add(events.socket.as_fd(), sys::WRITABLE, id);
-        }
-    }
-
-    /// Moves a queue pair to ERR: what is in its rings is flushed in its next turns.
-    pub(crate) fn fail(&mut self, number: u32) {
-        let Some(qp) = self.qps.get_mut(number) else { return };
-        if matches!(qp.state, State::Error | State::Reset) {
-            return;
-        }
-        qp.state = State::Error;
-        qp.waits_since = None;
-        let (context, srq) = (qp.context, qp.srq);
-        self.unlink(number);
-        if let Some(context) = self.contexts.get_mut(context) {
-            context.awake = true;
-        }
-        // Told once all of it is flushed.
-        if let Some(qp) = self.qps.get_mut(number) {
-            qp.tells_last = srq != 0;
-        }
-    }
-
-    /// The same, where no completion tells of it.
-    pub(crate) fn fail_fatally(&mut self, number: u32) {
-        let Some(qp) = self.qps.get(number) else { return };
-        if !matches!(qp.state, State::Error | State::Reset) {
-            let (context, user) = (qp.context, qp.user);
-            self.fail(number);
-            self.tell(context, ibv::EVENT_QP_FATAL, number, user);
-        }
-    }
-
-    /// Ends a context with all that it has.
-    pub(crate) fn close(&mut self, handle: u32) {
-        let Some(context) = self.contexts.get_mut(handle) else { return };
-        for number in std::mem::take(&mut context.qps) {
-            // What refuses is gone already.
-            let _ = self.destroy_qp(handle, number);
-        }
-        macro_rules! of {
-            ($($table:ident $destroy:ident),*) => {$(
-                let all = self.$table.iter().filter(|(_, o)| o.context == handle);
-                for object in all.map(|(object, _)| object).collect::<Vec<_>>() {
-                    let _ = self.$destroy(handle, object);
-                }
-            )*};
-        }
-        of!(
-            srqs destroy_srq,
-            cqs destroy_cq,
-            channels destroy_channel,
-            ahs destroy_ah,
-            regions deregister,
-            memories destroy_memory,
-            pds deallocate_pd
-        );
-        self.cm_close(handle);
-        let Some(mut context) = self.contexts.remove(handle) else { return };
-        let epoll = self.epoll_of(context.endpoint);
-        epoll.remove(context.socket.as_fd());
-        if let Some(doorbell) = &context.doorbell {
-            epoll.remove(doorbell.as_fd());
-        }
-        if let Some(endpoint) = self.endpoints.get_mut(context.endpoint) {
-            if context.cm.is_some() {
-                endpoint.cm.channels -= 1;
-            } else {
-                endpoint.refund(Quota::Contexts, 1);
-            }
-        }
-        let (endpoint, memory) = (context.endpoint, context.memory.take());
-        drop(context);
-        if let Some(memory) = memory {
-            self.let_go(endpoint, memory);
-        }
-        self.give_endpoint_back(endpoint);
-    }
-
-    /// Gives an endpoint back if another router is to have it and nothing of it is open here.
-    pub(crate) fn give_endpoint_back(&mut self, handle: u32) {
-        if !self.drains || self.contexts.iter().any(|(_, c)| c.endpoint == handle) {
-            return;
-        }
-        let Some(endpoint) = self.endpoints.get(handle).map(|e| e.number) else { return };
-        // What it did goes before it.
-        let last = self.statistics(0, endpoint, statistics::KIND_ENDPOINTS, 0);
-        let Some(listener) = self.remove_endpoint(handle) else { return };
-        self.given_back.push((endpoint, listener));
-        self.asks.extend([last, Message::Released { endpoint }]);
-        self.nudge_first();
-    }
-
-    /// Ends an endpoint with all that it has, but for its socket.
-    pub(crate) fn remove_endpoint(&mut self, handle: u32) -> Option<OwnedFd> {
-        let all = self.contexts.iter().filter(|(_, c)| c.endpoint == handle);
-        for context in all.map(|(context, _)| context).collect::<Vec<_>>() {
-            self.close(context);
-        }
-        let all = self.links.iter().filter(|(_, l)| l.endpoint == handle);
-        for link in all.map(|(link, _)| link).collect::<Vec<_>>() {
-            self.end_link(link);
-        }
-        // Its listener may be another router's from now on, and would be an event here, too.
-        self.epoll_of(handle).remove(self.endpoints.get(handle)?.listener.as_fd());
-        let endpoint = self.endpoints.remove(handle)?;
-        if let Some(shard) = endpoint.shard {
-            self.shards -= 1;
-            shard.end();
-        }
-        Some(endpoint.listener)
-    }
-}
-
-fn packet<T: plain::Plain>(event: &T) -> [u8; 16] {
-    *plain::bytes(event).first_chunk().expect("events have 16 bytes")
 }

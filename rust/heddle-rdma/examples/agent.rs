@@ -87,7 +87,7 @@ impl Agent {
                     std::fs::write(&*file.lock().expect("the file"), table(&record))
                         .expect("the file");
                 }
-                Ok(Message::Hello { .. } | Message::Released { .. }) => {}
+                Ok(Message::Hello { .. } | Message::Released { .. } | Message::Groups { .. }) => {}
                 other => panic!("the router says {other:?}"),
             }
         }

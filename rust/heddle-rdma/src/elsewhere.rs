@@ -89,7 +89,7 @@ impl Elsewhere {
 
 /// Frames that wait for a connection of an endpoint to a member.
 pub(crate) struct Held {
-    endpoint: u32,
+    pub(crate) endpoint: u32,
     other: Gid,
     frames: Vec<u8>,
     count: u64,
@@ -106,7 +106,7 @@ impl Objects {
         payload: &[u8],
     ) -> i64 {
         let members = self.elsewhere.of(&way.destination, &way.source);
-        let mut copies = 0;
+        let mut copies: i64 = 0;
         for (i, member) in members.into_iter().enumerate() {
             let Some(own) = self.endpoints.get(endpoint) else { break };
             if own.has(&member) {
@@ -142,8 +142,10 @@ impl Objects {
                 self.note(endpoint, Reason::DatagramNoRoom);
             }
         }
-        let sent = told.length * u64::try_from(copies).unwrap_or(0);
-        self.account(number, Path::Tcp, &Traffic { sent, ..Traffic::default() });
+        if copies > 0 {
+            let sent = told.length * copies.unsigned_abs();
+            self.account(number, Path::Tcp, &Traffic { sent, ..Traffic::default() });
+        }
         copies
     }
 

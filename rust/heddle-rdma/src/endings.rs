@@ -108,6 +108,7 @@ impl Objects {
         for link in all.map(|(link, _)| link).collect::<Vec<_>>() {
             self.end_link(link);
         }
+        self.held.retain(|h| h.endpoint != handle);
         // Its listener may be another router's from now on, and would be an event here, too.
         self.epoll_of(handle).remove(self.endpoints.get(handle)?.listener.as_fd());
         let endpoint = self.endpoints.remove(handle)?;

@@ -343,9 +343,9 @@ test-lsm: need-root machine
 # RDMA with a card, which is rdma_rxe in two emulated machines. Some two minutes.
 test-rdma-card: need-root machine build
 	$(call install,$(VERBS_PACKAGES) ibverbs-providers iproute2)
-	cd rust && $(CARGO) build --release --locked --quiet -p heddle-rdma --example agent
+	cd rust && $(CARGO) build --release --locked --quiet -p heddle-rdma --example agent --example hostile
 	cd rust && $(CARGO) build --release --locked --quiet -p heddle-rdma --features attack --target-dir ../$(OUT)/rust/attack
-	@mkdir -p $(OUT)/card && install $(OUT)/rust/release/examples/agent $(OUT)/rust/attack/release/heddle-rdma $(OUT)/card/
+	@mkdir -p $(OUT)/card && install $(OUT)/rust/release/examples/{agent,hostile} $(OUT)/rust/attack/release/heddle-rdma $(OUT)/card/
 	HEDDLE_KERNEL=$$(ls -d $(CURDIR)/$(OUT)/kernel/linux-image-*.deb) HEDDLE_BIN=$(CURDIR)/$(BIN) HEDDLE_CARD=$(CURDIR)/$(OUT)/card \
 		$(GO) test ./test/card -count=1 -v -timeout 15m
 

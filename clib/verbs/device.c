@@ -113,6 +113,28 @@ static int show_memory(struct context *c)
 	                       0);
 }
 
+/* The port's table: the container's addresses, then what peers without Heddle are reached by. */
+static int fill_gids(struct context *c)
+{
+	struct verbs_plain_request request = {0};
+	struct verbs_query_outside_reply reply;
+	uint32_t count = c->hello.gid_count;
+	int error;
+
+	if (count > sizeof(c->hello.gid) / sizeof(c->hello.gid[0]))
+		return EPROTO;
+	memcpy(c->gid, c->hello.gid, sizeof(c->hello.gid));
+	c->gid_count = count;
+	if (!(c->hello.features & VERBS_FEATURE_OUTSIDE))
+		return 0;
+	error = control_request(c, VERBS_QUERY_OUTSIDE, &request, sizeof(request), &reply, sizeof(reply),
+	                        NULL, 0);
+	if (error)
+		return error == EOPNOTSUPP ? 0 : error; /* it has gone meanwhile */
+	memcpy(c->gid[c->gid_count++], reply.gid, sizeof(reply.gid));
+	return 0;
+}
+
 static int say_hello(struct context *c)
 {
 	struct verbs_hello_request request = {.version = VERBS_VERSION, .kind = VERBS_KIND_DEVICE};
@@ -138,6 +160,8 @@ static int say_hello(struct context *c)
 	nap_begin(c);
 	init_context(c, fds[2]);
 	error = show_memory(c);
+	if (!error)
+		error = fill_gids(c);
 	if (error) {
 		close_fd(fds[1]);
 		close_fd(fds[2]);

@@ -49,6 +49,8 @@ struct context {
 	_Atomic int64_t quiet_since; /* no completion came since then; 0: one did, or nobody looked */
 	_Atomic int64_t patience;    /* for how long polls go on before they wait */
 	struct verbs_hello_reply hello;
+	uint8_t gid[3][16]; /* the port's table */
+	uint32_t gid_count;
 	struct lock objects_lock;
 	struct table cqs, qps, srqs; /* by handle */
 	struct verbs_context verbs;  /* last, as its last member is what programs know */

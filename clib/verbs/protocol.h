@@ -65,7 +65,11 @@ enum verbs_command {
 	VERBS_SHOW_MEMORY = 25,
 	VERBS_OPEN_USERFAULTFD = 26,
 	VERBS_RESIZE_CQ = 27,
+	VERBS_QUERY_OUTSIDE = 32,
 };
+
+/* verbs_hello_reply.features */
+#define VERBS_FEATURE_OUTSIDE 1 /* QUERY_OUTSIDE has an answer */
 
 /* What a connection of the control socket is for. */
 enum verbs_kind {
@@ -150,7 +154,13 @@ struct verbs_hello_reply {
 	uint32_t mtu;          /* enum ibv_mtu: the most of a UD message, and the path MTU */
 	uint32_t spin_us;      /* for how long a waiting side of the program may spin; 0: not at all */
 	uint64_t max_mr_size;
-	uint64_t features; /* none is defined in version 1 */
+	uint64_t features; /* VERBS_FEATURE_...; others are ignored */
+};
+
+/* QUERY_OUTSIDE: the GID by which peers without Heddle are reached, last in the port's table. */
+struct verbs_query_outside_reply {
+	struct verbs_reply head;
+	uint8_t gid[16];
 };
 
 /* SHOW_MEMORY: where the process that connected has the context memory mapped. */
@@ -452,6 +462,7 @@ VERBS_SIZE(verbs_object_request, 16);
 VERBS_SIZE(verbs_object_reply, 24);
 VERBS_SIZE(verbs_hello_request, 16);
 VERBS_SIZE(verbs_hello_reply, 160);
+VERBS_SIZE(verbs_query_outside_reply, 32);
 VERBS_SIZE(verbs_create_cq_request, 24);
 VERBS_SIZE(verbs_create_cq_reply, 32);
 VERBS_SIZE(verbs_resize_cq_request, 16);

@@ -102,7 +102,7 @@ int query_port(struct ibv_context *context, uint8_t port, struct ibv_port_attr *
 	        .state = up ? IBV_PORT_ACTIVE : IBV_PORT_DOWN,
 	        .max_mtu = c->hello.mtu,
 	        .active_mtu = c->hello.mtu,
-	        .gid_tbl_len = (int)c->hello.gid_count,
+	        .gid_tbl_len = (int)c->gid_count,
 	        .port_cap_flags = IBV_PORT_CM_SUP | PORT_IP_BASED_GID,
 	        .max_msg_sz = c->hello.max_msg_size,
 	        .pkey_tbl_len = 1,
@@ -132,9 +132,7 @@ static bool has_gid(const struct context *c, uint32_t port, uint32_t index)
 {
 	static const uint8_t none[16];
 
-	return port == PORT && index < c->hello.gid_count &&
-	       index < sizeof(c->hello.gid) / sizeof(c->hello.gid[0]) &&
-	       memcmp(c->hello.gid[index], none, sizeof(none));
+	return port == PORT && index < c->gid_count && memcmp(c->gid[index], none, sizeof(none));
 }
 
 VERSION_1_1(ibv_query_gid);
@@ -144,7 +142,7 @@ PUBLIC int ibv_query_gid(struct ibv_context *context, uint8_t port, int index, u
 		errno = EINVAL;
 		return -1;
 	}
-	memcpy(gid->raw, context_of(context)->hello.gid[index], sizeof(gid->raw));
+	memcpy(gid->raw, context_of(context)->gid[index], sizeof(gid->raw));
 	return 0;
 }
 
@@ -159,7 +157,7 @@ PUBLIC int _ibv_query_gid_ex(struct ibv_context *context, uint32_t port, uint32_
 		return EINVAL;
 	if (!has_gid(context_of(context), port, index))
 		return ENODATA;
-	memcpy(all.gid.raw, context_of(context)->hello.gid[index], sizeof(all.gid.raw));
+	memcpy(all.gid.raw, context_of(context)->gid[index], sizeof(all.gid.raw));
 	copy_attr(entry, length, &all, sizeof(all));
 	return 0;
 }
@@ -171,7 +169,7 @@ PUBLIC ssize_t _ibv_query_gid_table(struct ibv_context *context, struct ibv_gid_
 
 	if (flags)
 		return -EOPNOTSUPP;
-	for (uint32_t i = 0; i < context_of(context)->hello.gid_count; i++) {
+	for (uint32_t i = 0; i < context_of(context)->gid_count; i++) {
 		if (!has_gid(context_of(context), PORT, i))
 			continue;
 		if ((size_t)count == max)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -80,6 +81,16 @@ func newEndpointVerbsCmd() *cobra.Command {
 				v = model.VerbsEndpoint{}
 			}
 			return oneAgent(cmd.Context(), f, func(ctx context.Context, c *api.Client) error {
+				if !off && !cmd.Flags().Changed("outside") {
+					es, err := c.Endpoints(ctx)
+					if err != nil {
+						return err
+					}
+					is := func(e model.Endpoint) bool { return e.Name == args[0] }
+					if i := slices.IndexFunc(es, is); i >= 0 {
+						v.Outside = es[i].Planes.Verbs.Outside // who starts containers does not change it
+					}
+				}
 				e, err := c.SetVerbs(ctx, args[0], v)
 				if err == nil && f.output == jsonOutput {
 					err = printJSON(cmd.OutOrStdout(), e)
@@ -91,7 +102,9 @@ func newEndpointVerbsCmd() *cobra.Command {
 	f.register(cmd)
 	cmd.Flags().Uint32Var(&v.SpinMicros, "spin-us", 0, "microseconds for which their programs may look for work before they sleep")
 	cmd.Flags().BoolVar(&off, "off", false, "take it away")
+	cmd.Flags().BoolVar(&v.Outside, "outside", false, "its programs may have peers without Heddle, by the node's card (heddled --rdma-outside); as it was, if this is not given")
 	cmd.MarkFlagsMutuallyExclusive("off", "spin-us")
+	cmd.MarkFlagsMutuallyExclusive("off", "outside")
 	return cmd
 }
 

@@ -332,6 +332,9 @@ func printEndpoints(out io.Writer, list []endpointTraffic, withNode bool) error 
 		if e.Planes.Verbs.Wanted {
 			verbs = "yes"
 		}
+		if e.Planes.Verbs.Outside {
+			verbs = "outside"
+		}
 		t.row(nodeColumn(withNode, e.Node, e.Name, join(e.Addrs), intercepted, stackText(e.Stack), verbs, e.NetnsPath,
 			e.Created.UTC().Format(time.RFC3339), labelsText(e.Labels), faultsText(e.Faults))...)
 	}

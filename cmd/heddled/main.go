@@ -102,6 +102,7 @@ type flags struct {
 	noKeeper                                     bool
 	verbs                                        model.VerbsLimits
 	rdmaDevice                                   string
+	rdmaOutside                                  []string
 }
 
 func (f *flags) register(cmd *cobra.Command) {
@@ -130,6 +131,7 @@ func (f *flags) register(cmd *cobra.Command) {
 	p.Uint64Var(&f.cfg.EndpointSockets, "endpoint-sockets", node.DefaultEndpointSockets, "how many TCP sockets a container's endpoint may have")
 	p.Uint32Var(&f.cfg.EndpointPorts, "endpoint-ports", 0, "how many of the node's ephemeral ports a container's endpoint may hold by bind or listen (default a quarter of them)")
 	p.StringVar(&f.rdmaDevice, "rdma-device", "", "RDMA card that queue pairs of containers go by between nodes, as ibv_devices names it (docs/howto/rdma.md)")
+	p.StringSliceVar(&f.rdmaOutside, "rdma-outside", nil, "addresses (prefixes) of peers without Heddle that containers reach by the card, if `heddle endpoints verbs --outside` lets them")
 	for _, q := range []struct {
 		to          *uint32
 		name, usage string
@@ -185,6 +187,13 @@ func (f *flags) config() (node.Config, error) {
 			return cfg, fmt.Errorf("--rdma-device: %w", err)
 		}
 	}
+	outside, err := parsePrefixes("--rdma-outside", f.rdmaOutside)
+	if err != nil {
+		return cfg, err
+	}
+	if len(outside) > 0 && f.rdmaDevice == "" {
+		return cfg, errors.New("--rdma-outside: it needs --rdma-device, by which such peers are reached")
+	}
 	self, err := os.Executable()
 	if err != nil {
 		return cfg, fmt.Errorf("find own program: %w", err)
@@ -206,7 +215,7 @@ func (f *flags) config() (node.Config, error) {
 			return nil, errors.Join(err, modules.Close(), memory.Close())
 		}
 		return []plane.Plane{modules, memory, service, verbs.Open(verbs.Config{
-			StateDir: cfg.StateDir, SeccompSocket: cfg.SeccompSocket, Self: self, Device: f.rdmaDevice, Limits: f.verbs, Sockets: h.Sockets, SetGroups: h.SetGroups, Faults: h.Faults,
+			StateDir: cfg.StateDir, SeccompSocket: cfg.SeccompSocket, Self: self, Device: f.rdmaDevice, Outside: outside, Decide: h.StackModules.Decide, Limits: f.verbs, Sockets: h.Sockets, SetGroups: h.SetGroups, Faults: h.Faults,
 			Log: h.Log,
 		})}, nil
 	}

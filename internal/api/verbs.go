@@ -14,7 +14,7 @@ import (
 func ValidateVerbs(v model.VerbsEndpoint, intercepted bool) error {
 	if err := v.Validate(intercepted); err != nil {
 		return &Error{Code: CodeInvalid, Field: "verbs", Message: err.Error(),
-			Remedy: fmt.Sprintf("give wanted, of an intercepted endpoint, and at most %d for spin_us", model.MaxSpinMicros)}
+			Remedy: fmt.Sprintf("give wanted, of an intercepted endpoint, with spin_us and outside, and at most %d for spin_us", model.MaxSpinMicros)}
 	}
 	return nil
 }

@@ -46,6 +46,8 @@ type VerbsEndpoint struct {
 	Wanted bool `json:"wanted,omitempty"`
 	// SpinMicros is for how many microseconds their programs may look for work before they sleep.
 	SpinMicros uint32 `json:"spin_us,omitempty"`
+	// Outside says that they may have peers without Heddle, by the node's card.
+	Outside bool `json:"outside,omitempty"`
 }
 
 // Validate checks the record of an endpoint whose TCP is intercepted or not.
@@ -55,6 +57,8 @@ func (v VerbsEndpoint) Validate(intercepted bool) error {
 		return fmt.Errorf("spin_us %d: want at most %d microseconds", v.SpinMicros, MaxSpinMicros)
 	case v.SpinMicros > 0 && !v.Wanted:
 		return fmt.Errorf("spin_us %d: want it with wanted only", v.SpinMicros)
+	case v.Outside && !v.Wanted:
+		return errors.New("outside: want it with wanted only")
 	case v.Wanted && !intercepted:
 		return errors.New("is for intercepted endpoints: queue pairs communicate by their TCP")
 	}

@@ -330,7 +330,7 @@ func (es *endpoints) SetVerbs(ctx context.Context, name string, v model.VerbsEnd
 	}
 	es.known.add(e)
 	es.saveRecord(0)
-	es.log.Info("verbs set", "endpoint", e.Name, "wanted", v.Wanted, "spin_us", v.SpinMicros)
+	es.log.Info("verbs set", "endpoint", e.Name, "wanted", v.Wanted, "spin_us", v.SpinMicros, "outside", v.Outside)
 	return e, nil
 }
 

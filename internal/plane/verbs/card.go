@@ -77,7 +77,11 @@ func (p *Plane) SetTopology(_ []netip.Prefix, nodes []model.Node, endpoints mode
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.followGroups(endpoints.ChangedSince(p.members.endpoints))
-	p.members = members{nodes, endpoints}
+	before := p.members.nodes
+	same := len(nodes) == len(before) && (len(nodes) == 0 || &nodes[0] == &before[0])
+	if p.members = (members{nodes, endpoints}); !same {
+		p.askAnew() // peers without Heddle may be known as nodes now
+	}
 	return nil
 }
 

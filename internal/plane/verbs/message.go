@@ -39,6 +39,11 @@ const (
 	// typeGroups says what multicast groups an endpoint is in: to the agent one of the router's, to
 	// the router one elsewhere.
 	typeGroups messageType = 14
+	// typeAsk asks whether an endpoint may speak to a peer without Heddle; typeAnswer says so, and
+	// typeAskAnew has all asked for again.
+	typeAsk     messageType = 18
+	typeAnswer  messageType = 15
+	typeAskAnew messageType = 16
 	// typeCard tells of the card at the other end of the connection that follows.
 	typeCard messageType = 17
 )
@@ -85,6 +90,9 @@ func limitBytes(e model.Endpoint, defaults model.VerbsLimits) []byte {
 	} {
 		binary.NativeEndian.PutUint32(limits[4*i:], n)
 	}
+	if e.Planes.Verbs.Outside {
+		binary.NativeEndian.PutUint32(limits[4*13:], 1)
+	}
 	return limits
 }
 
@@ -129,6 +137,14 @@ func connectedMessage(asked heard, errno unix.Errno) []byte {
 	return append(binary.NativeEndian.AppendUint32(b, uint32(errno)), 0, 0, 0, 0)
 }
 
+// answerMessage answers an ASK.
+func answerMessage(asked heard, errno unix.Errno) []byte {
+	b := head{kind: typeAnswer, tag: asked.tag, endpoint: asked.endpoint}.append(nil)
+	to := asked.to.As16()
+	b = append(b, to[:]...)
+	return append(binary.NativeEndian.AppendUint32(b, uint32(errno)), 0, 0, 0, 0)
+}
+
 // acceptedMessage tells of a connection that an endpoint has got.
 func acceptedMessage(number uint64, from, to netip.Addr) []byte {
 	b := head{kind: typeAccepted, endpoint: number}.append(nil)
@@ -153,7 +169,7 @@ type heard struct {
 	head
 	// number is the version of a HELLO or the errno of a REFUSED.
 	number uint32
-	// to is whom a CONNECT is to reach.
+	// to is whom a CONNECT is to reach, or an ASK is about.
 	to netip.Addr
 	// groups is a GROUPS.
 	groups []netip.Addr
@@ -173,7 +189,7 @@ func parse(b []byte) (m heard, err error) {
 	m.kind = messageType(binary.NativeEndian.Uint32(b))
 	m.tag = binary.NativeEndian.Uint32(b[4:])
 	m.endpoint = binary.NativeEndian.Uint64(b[8:])
-	if m.kind == typeConnect && len(b) == headLen+2*gidLen && m.endpoint != 0 {
+	if (m.kind == typeConnect || m.kind == typeAsk) && len(b) == headLen+2*gidLen && m.endpoint != 0 {
 		m.to = netip.AddrFrom16([gidLen]byte(b[headLen+gidLen:])).Unmap()
 		return m, nil
 	}

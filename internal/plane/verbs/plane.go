@@ -44,6 +44,11 @@ type Config struct {
 	Self string
 	// Device is the RDMA card that pairs between nodes go by, "" for none.
 	Device string
+	// Outside are addresses of peers without Heddle that the endpoints which may have some reach by
+	// the card.
+	Outside []netip.Prefix
+	// Decide gives the verdict of the policy in force on a TCP connection.
+	Decide func(from, to netip.Addr, port uint16) (model.Verdict, error)
 	// Limits are those of endpoints that have none themselves.
 	Limits  model.VerbsLimits
 	Sockets plane.Sockets
@@ -113,6 +118,10 @@ func (p *Plane) Name() string { return "verbs" }
 func (p *Plane) Accepts(wanted model.EndpointPlanes) error {
 	if !wanted.Verbs.Wanted {
 		return nil
+	}
+	if wanted.Verbs.Outside && len(p.cfg.Outside) == 0 {
+		return &api.Error{Code: api.CodeUnavailable, Field: "verbs", Message: "outside: this node reaches no peers without Heddle",
+			Remedy: "start heddled with --rdma-device and --rdma-outside"}
 	}
 	p.mu.Lock()
 	runs := p.router != nil
@@ -334,6 +343,8 @@ func (p *Plane) hear(ctx context.Context, l *link, m heard, connecting *sync.Wai
 	switch {
 	case m.kind == typeConnect:
 		connecting.Go(func() { p.connect(ctx, l, m) })
+	case m.kind == typeAsk:
+		p.answer(l, m)
 	case m.kind == typeStatistics && m.endpoint != 0:
 		p.lastCounts(m)
 	case m.kind == typeStatistics:

@@ -446,6 +446,7 @@ func FuzzParse(f *testing.F) {
 	f.Add(statisticsMessage(3, kindIDs, 0, make([]byte, idLen)))
 	f.Add(head{kind: typeDrain}.append(nil))
 	f.Add(head{kind: typeReleased, endpoint: 7}.append(nil))
+	f.Add(append(head{kind: typeAsk, tag: 3, endpoint: 7}.append(nil), make([]byte, 2*gidLen)...))
 	f.Add(acceptedMessage(7, wanted.Addr4(), wanted.Addr4()))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		m, err := parse(b)
@@ -468,7 +469,7 @@ func FuzzParse(f *testing.F) {
 			}
 			return
 		}
-		if err == nil && m.kind != typeConnect && (len(b) != headLen+8 || (m.endpoint == 0) != (m.kind == typeHello)) {
+		if err == nil && m.kind != typeConnect && m.kind != typeAsk && (len(b) != headLen+8 || (m.endpoint == 0) != (m.kind == typeHello)) {
 			t.Errorf("%x is %+v", b, m)
 		}
 	})

@@ -3,13 +3,15 @@
 //!
 //! `agent ROUTER CONTROL GID NODE PEER`: the router's socket, where the endpoint's control socket
 //! is to be, the endpoint's address, its node's, and the other node's. Its input has lines: `cap N`
-//! sets a cap of N kbit/s, `card ADDRESS` says where the other node's card is, `cut` ends all
-//! connections, and `stats FILE` writes what the endpoint has done.
+//! sets a cap of N kbit/s, `card ADDRESS` says where the other node's card is, `outside N` lets the
+//! endpoint have peers without Heddle (1) or not, `policy N` says whether they may be spoken to (0)
+//! or why not, `cut` ends all connections, and `stats FILE` writes what the endpoint has done.
 
 use std::io::{BufRead, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use verbs_protocol::Gid;
@@ -28,6 +30,8 @@ struct Agent {
     connections: Mutex<Vec<TcpStream>>,
     /// The address of the other node's card.
     card: Mutex<Ipv4Addr>,
+    /// What is answered of peers without Heddle: an errno.
+    policy: AtomicU32,
 }
 
 impl Agent {
@@ -82,6 +86,10 @@ impl Agent {
                 Ok(Message::Connect { tag, source, destination, .. }) => {
                     self.connect(peer, tag, [source, destination]);
                 }
+                Ok(Message::Ask { tag, endpoint, destination, .. }) => {
+                    let errno = self.policy.load(Ordering::SeqCst);
+                    self.say(&Message::Answer { tag, endpoint, destination, errno }, &[]);
+                }
                 Ok(Message::Statistics { records, .. }) => {
                     let record = Endpoint::parse(&records).expect("a record");
                     std::fs::write(&*file.lock().expect("the file"), table(&record))
@@ -122,7 +130,8 @@ fn main() {
         std::thread::yield_now();
     };
     let peer = address(peer);
-    let agent = Agent { router, connections: Mutex::default(), card: Mutex::new(peer) };
+    let (connections, policy) = (Mutex::default(), AtomicU32::new(0));
+    let agent = Agent { router, connections, card: Mutex::new(peer), policy };
     let agent = Arc::new(agent);
     let listener = TcpListener::bind((address(node), PORT)).expect("the node's port");
     let _ = std::fs::remove_file(control);
@@ -137,6 +146,7 @@ fn main() {
     let (accepting, hearing, wanted) = (Arc::clone(&agent), Arc::clone(&agent), Arc::clone(&file));
     std::thread::spawn(move || accepting.accept(&listener));
     std::thread::spawn(move || hearing.hear(peer, &wanted));
+    let mut limits = Limits::default();
     for line in std::io::stdin().lock().lines() {
         let line = line.expect("input");
         match line.split_once(' ') {
@@ -147,18 +157,26 @@ fn main() {
             }
             Some(("cap", kbit)) => {
                 let kbit = kbit.parse().expect("kbit/s");
-                let limits = Limits { egress_kbit: kbit, ingress_kbit: kbit, ..Limits::default() };
+                (limits.egress_kbit, limits.ingress_kbit) = (kbit, kbit);
                 agent.say(&endpoint(limits), &[]);
             }
             Some(("card", card)) => {
                 *agent.card.lock().expect("the card") = card.parse().expect("an address");
+            }
+            Some(("outside", allowed)) => {
+                limits.outside = allowed == "1";
+                agent.say(&endpoint(limits), &[]);
+            }
+            Some(("policy", errno)) => {
+                agent.policy.store(errno.parse().expect("an errno"), Ordering::SeqCst);
+                agent.say(&Message::AskAnew, &[]);
             }
             _ if line == "cut" => {
                 for connection in agent.connections.lock().expect("connections").drain(..) {
                     let _ = connection.shutdown(Shutdown::Both);
                 }
             }
-            _ => panic!("{line}: want cap N, card ADDRESS, cut, stats FILE"),
+            _ => panic!("{line}: want cap N, card ADDRESS, outside N, policy N, cut, stats FILE"),
         }
     }
 }

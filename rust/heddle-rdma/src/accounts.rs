@@ -65,6 +65,7 @@ impl Objects {
     /// The way that the bytes of a connected queue pair take.
     fn path(&self, number: u32) -> Path {
         match self.is_remote(number) {
+            _ if self.is_native(number) => Path::Card,
             true if self.is_by_card(number) => Path::Card,
             true => Path::Tcp,
             false => Path::Memory,
@@ -159,7 +160,7 @@ impl Objects {
         let process = self.contexts.get(qp.context).map(|c| c.process.pid());
         let is_connected = qp.service.is_connected();
         let path = match qp.account.path {
-            Path::None if self.is_remote(number) => self.path(number),
+            Path::None if self.is_remote(number) || self.is_native(number) => self.path(number),
             Path::None if self.is_established(number) => Path::Memory,
             path => path,
         };
@@ -167,7 +168,11 @@ impl Objects {
             endpoint: endpoint.map_or(0, |e| e.number),
             number,
             peer: if is_connected { qp.attr.dest_qp_num } else { 0 },
-            gid: endpoint.map_or([0; 16], |e| e.gid(qp.attr.address.sgid_index)),
+            gid: if self.is_native(number) {
+                self.outside_gid(qp.endpoint).unwrap_or_default()
+            } else {
+                endpoint.map_or([0; 16], |e| e.gid(qp.attr.address.sgid_index))
+            },
             peer_gid: if is_connected { qp.attr.address.gid } else { [0; 16] },
             pid: process.map_or(0, i32::unsigned_abs),
             service: u8::try_from(qp.service.number()).unwrap_or(0),

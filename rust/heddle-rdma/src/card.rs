@@ -14,8 +14,8 @@ use verbs_protocol::statistics::Reason;
 use verbs_protocol::wire::{Header, Kind};
 
 use crate::ibverbs::{
-    Completion, Completions, Device, Domain, EVENT_DEVICE_FATAL, EVENT_PORT_ERR, EVENT_QP_FATAL,
-    Pair, Port, Region, Remote,
+    Completion, Completions, Device, EVENT_DEVICE_FATAL, EVENT_PORT_ERR, EVENT_QP_FATAL, Pair,
+    Port, Region, Remote,
 };
 use crate::link::{GREETING_TIME, Phase};
 use crate::objects::{Objects, Quota, Source};
@@ -43,12 +43,12 @@ const BATCHES: u32 = 8;
 
 /// The card of the node.
 pub(crate) struct Card {
-    device: Arc<Device>,
+    pub(crate) device: Arc<Device>,
     completions: Arc<Completions>,
-    port: Port,
+    pub(crate) port: Port,
     /// Pairs that it can have, and has.
-    most: u64,
-    pairs: u64,
+    pub(crate) most: u64,
+    pub(crate) pairs: u64,
     /// Connections to which it has brought something that was not looked at.
     woken: Vec<u32>,
     /// There may be more completions than were taken.
@@ -187,14 +187,8 @@ impl Objects {
         let link = self.links.get(handle).ok_or_else(none)?;
         let (endpoint, qp) = (link.endpoint, link.qp);
         let pd = self.qps.get(qp).map_or(0, |q| q.pd);
+        let domain = self.card_domain(pd)?;
         let card = self.card.as_ref().ok_or_else(none)?;
-        let domain = match self.pds.get_mut(pd) {
-            Some(pd) => match &pd.card {
-                Some(domain) => Arc::clone(domain),
-                None => Arc::clone(pd.card.insert(Domain::new(&card.device)?)),
-            },
-            None => return Err(none()),
-        };
         let (completions, port) = (Arc::clone(&card.completions), card.port);
         let free = self.free(Quota::Memory);
         let full = || io::Error::from_raw_os_error(libc::ENOMEM);
@@ -513,6 +507,9 @@ impl Objects {
     /// The card tells that something has become of it.
     pub(crate) fn card_changed(&mut self) {
         while let Some((event, number)) = self.card.as_ref().and_then(|c| c.device.event()) {
+            if number != 0 && self.native_failed(number) {
+                continue;
+            }
             if event == EVENT_QP_FATAL {
                 let Some(card) = &mut self.card else { return };
                 for handle in self.links.handles() {
@@ -534,6 +531,9 @@ impl Objects {
             }
             if gone {
                 self.end_card_pairs(Reason::CardGone, |_| true);
+            }
+            if event == EVENT_DEVICE_FATAL {
+                self.lose_outside();
             }
             if event == EVENT_DEVICE_FATAL
                 && let Some(card) = self.card.take()

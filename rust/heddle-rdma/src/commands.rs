@@ -99,6 +99,7 @@ impl Objects {
             Request::RegMr(request) => self.register(context, request),
             Request::ShowMemory(address) => self.show_memory(context, *address),
             Request::OpenUserfaultfd => self.open_userfaultfd(context),
+            Request::QueryOutside => self.query_outside(context),
             Request::DeregMr(mr) => self.deregister(context, *mr),
             Request::AttachMcast(request) => self.join_group(context, request),
             Request::DetachMcast(request) => self.leave_group(context, request),
@@ -154,6 +155,8 @@ impl Objects {
     }
 
     fn describe(&mut self, context: u32) -> Result<abi::verbs_hello_reply, Errno> {
+        let handle = usable(self.contexts.get(context))?.endpoint;
+        let (outside, mtu) = (self.outside_gid(handle).is_some(), self.mtu_of(handle));
         let endpoint = usable(self.endpoint_of(context))?;
         let quota = |q| endpoint.limit_of(q);
         Ok(abi::verbs_hello_reply {
@@ -179,9 +182,10 @@ impl Objects {
             max_channels: quota(Quota::Channels),
             max_msg_size: MAX_MESSAGE,
             max_mcast_grp: MEMBERSHIPS,
-            mtu: ibv::MTU_4096,
+            mtu,
             spin_us: endpoint.spin_us,
             max_mr_size: MAX_REGION,
+            features: if outside { abi::VERBS_FEATURE_OUTSIDE.into() } else { 0 },
             ..Default::default()
         })
     }
@@ -428,6 +432,7 @@ impl Objects {
         } else {
             Some((self.program_with(context, r.address, r.length)?, r.address))
         };
+        let card = self.register_outside(context, &r, mapped.as_ref(), access);
         // It may have gone meanwhile.
         let memory = self.memories.get(r.memory).filter(|m| owns(context, m.context));
         if mapped.is_some() && memory.is_none() {
@@ -450,10 +455,13 @@ impl Objects {
             memory: r.memory,
             mapped,
             process,
-            card: None,
+            card,
         };
         let skip = u32::try_from(sys::random() >> 32).unwrap_or(0);
-        let handle = self.regions.insert(region, skip);
+        let handle = match region.card.as_ref().map(|c| c.rkey()).filter(|key| *key != 0) {
+            Some(key) => self.regions.insert_as(key, region),
+            None => self.regions.insert(region, skip),
+        };
         let made = self.taken(handle, context, Quota::Mrs);
         let mr = made.inspect_err(|_| self.leave_pd(r.pd))?;
         if let Some(memory) = self.memories.get_mut(r.memory) {
@@ -479,6 +487,13 @@ impl Objects {
             return Err(libc::EFAULT);
         }
         Ok(process)
+    }
+
+    /// The GID by which programs reach peers without Heddle.
+    fn query_outside(&mut self, context: u32) -> Result<Answer, Errno> {
+        let endpoint = usable(self.contexts.get(context))?.endpoint;
+        let gid = self.outside_gid(endpoint).ok_or(EOPNOTSUPP)?;
+        Ok(answer(&abi::verbs_query_outside_reply { gid, ..Default::default() }))
     }
 
     /// The device by which a program makes a userfaultfd of its own memory.

@@ -76,6 +76,9 @@ impl Objects {
             self.give_up_datagrams(now);
             return;
         }
+        if self.ask_outside_again(number) {
+            return;
+        }
         let established = self.is_established(number);
         let Some(qp) = self.qps.get_mut(number) else { return };
         let wants = qp.state.receives() && qp.service.is_connected() && !established && !qp.closed;

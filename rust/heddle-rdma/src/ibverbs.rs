@@ -13,6 +13,10 @@ use shared_ring::SharedMemory;
 
 #[path = "ibverbs_layout.rs"]
 mod layout;
+#[path = "ibverbs_programs.rs"]
+mod programs;
+
+pub(crate) use programs::{PARTS, Part};
 
 use layout::{
     AhAttr, AsyncEvent, Cap, Channel, Context, DeviceAttr, Mr, PortAttr, Qp, QpAttr, QpInitAttr,
@@ -47,6 +51,9 @@ const WR_SEND: u32 = 2;
 const SEND_SIGNALED: u32 = 2;
 const PORT_ACTIVE: u32 = 4;
 pub(crate) const EVENT_QP_FATAL: u32 = 1;
+/// Something that the peer asked for was wrong: the queue pair has failed.
+pub(crate) const EVENT_QP_REQ_ERR: u32 = 2;
+pub(crate) const EVENT_QP_ACCESS_ERR: u32 = 3;
 pub(crate) const EVENT_DEVICE_FATAL: u32 = 8;
 pub(crate) const EVENT_PORT_ERR: u32 = 10;
 /// READs that a queue pair of the card has under way, either way.
@@ -217,12 +224,21 @@ impl Device {
 
     /// How many queue pairs, and how many completions of one queue, it can have.
     pub(crate) fn limits(&self) -> io::Result<(u32, u32)> {
+        let attr = self.attributes()?;
+        let number = |n: c_int| u32::try_from(n).unwrap_or(0);
+        Ok((number(attr.max_qp), number(attr.max_cqe)))
+    }
+
+    /// How many READs and atomics of one queue pair it can have under way.
+    pub(crate) fn reads(&self) -> io::Result<u8> {
+        Ok(u8::try_from(self.attributes()?.max_qp_rd_atom).unwrap_or(u8::MAX))
+    }
+
+    fn attributes(&self) -> io::Result<DeviceAttr> {
         let mut attr = DeviceAttr::default();
         // SAFETY: the library fills one structure.
         let done = unsafe { (self.library.ibv_query_device)(self.context.as_ptr(), &raw mut attr) };
-        check(done)?;
-        let number = |n: c_int| u32::try_from(n).unwrap_or(0);
-        Ok((number(attr.max_qp), number(attr.max_cqe)))
+        check(done).map(|()| attr)
     }
 
     /// Its port as it is now.
@@ -266,8 +282,9 @@ impl Device {
         if unsafe { (self.library.ibv_get_async_event)(context, &raw mut event) } != 0 {
             return None;
         }
-        let number = if event.event_type == EVENT_QP_FATAL {
-            // SAFETY: the element of this event is a queue pair, which cannot be destroyed before
+        let of_pair = [EVENT_QP_FATAL, EVENT_QP_REQ_ERR, EVENT_QP_ACCESS_ERR];
+        let number = if of_pair.contains(&event.event_type) {
+            // SAFETY: the element of these events is a queue pair, which cannot be destroyed before
             // the event is acknowledged.
             unsafe { (*event.element.cast::<Qp>()).qp_num }
         } else {
@@ -347,8 +364,10 @@ pub(crate) struct Region {
 }
 
 /// `enum ibv_access_flags`.
-const ACCESS_LOCAL_WRITE: u32 = 1;
-const ACCESS_REMOTE_WRITE: u32 = 2;
+pub(crate) const ACCESS_LOCAL_WRITE: u32 = 1;
+pub(crate) const ACCESS_REMOTE_WRITE: u32 = 2;
+/// With those to read by a peer, and to have atomics done by it.
+const ACCESS_ALL: u32 = ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE | 4 | 8;
 
 // SAFETY: all functions of libibverbs may be called by any thread.
 unsafe impl Send for Region {}
@@ -363,7 +382,7 @@ impl Region {
     }
 
     /// Registers a part of memory, from an offset on and so long, that the card is to know by
-    /// addresses of the caller's choice, with those of the rights that cards are given.
+    /// addresses of the caller's choice, with these rights.
     pub(crate) fn register(
         domain: &Arc<Domain>,
         memory: Arc<SharedMemory>,
@@ -379,7 +398,7 @@ impl Region {
         }
         // SAFETY: the part lies in the mapping.
         let start = unsafe { memory.as_ptr().byte_add(start) }.as_ptr().cast();
-        let access = access & (ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE);
+        let access = access & ACCESS_ALL;
         let access = c_int::try_from(access).unwrap_or(0);
         let register = domain.device.library.ibv_reg_mr_iova;
         // SAFETY: the memory is mapped as long as it is kept here, after the card has let it go.
@@ -456,6 +475,10 @@ pub(crate) struct Completion {
     /// `enum ibv_wc_status`.
     pub(crate) status: u32,
     pub(crate) length: u32,
+    /// Of receive requests: `enum ibv_wc_opcode`, `enum ibv_wc_flags`, and what came with it.
+    pub(crate) opcode: u32,
+    pub(crate) flags: u32,
+    pub(crate) imm: u32,
 }
 
 impl Completions {
@@ -505,7 +528,14 @@ impl Completions {
         let got = unsafe { poll(self.cq.as_ptr(), 32, all.as_mut_ptr()) };
         let got = usize::try_from(got).unwrap_or(0).min(all.len());
         for (into, wc) in into.iter_mut().zip(&all[..got]) {
-            *into = Completion { id: wc.wr_id, status: wc.status, length: wc.byte_len };
+            *into = Completion {
+                id: wc.wr_id,
+                status: wc.status,
+                length: wc.byte_len,
+                opcode: wc.opcode,
+                flags: wc.wc_flags,
+                imm: wc.imm_data,
+            };
         }
         got
     }
@@ -559,11 +589,25 @@ impl Pair {
         sends: u32,
         receives: u32,
     ) -> io::Result<Self> {
+        let pair = Self::create(domain, completions, sends, receives, 1)?;
+        let init = QpAttr { qp_state: QPS_INIT, port_num: PORT, ..QpAttr::default() };
+        pair.modify(init, MASK_STATE | MASK_PKEY | MASK_PORT | MASK_ACCESS)?;
+        Ok(pair)
+    }
+
+    /// One in RESET, whose requests have so many entries at most.
+    fn create(
+        domain: &Arc<Domain>,
+        completions: &Arc<Completions>,
+        sends: u32,
+        receives: u32,
+        entries: u32,
+    ) -> io::Result<Self> {
         let cap = Cap {
             max_send_wr: sends,
             max_recv_wr: receives,
-            max_send_sge: 1,
-            max_recv_sge: 1,
+            max_send_sge: entries,
+            max_recv_sge: entries,
             max_inline_data: 0,
         };
         let cq = completions.cq.as_ptr();
@@ -580,10 +624,7 @@ impl Pair {
         let qp =
             unsafe { (domain.device.library.ibv_create_qp)(domain.pd.as_ptr(), &raw mut attr) };
         let (domain, completions) = (Arc::clone(domain), Arc::clone(completions));
-        let pair = Self { domain, completions, qp: made(qp)? };
-        let init = QpAttr { qp_state: QPS_INIT, port_num: PORT, ..QpAttr::default() };
-        pair.modify(init, MASK_STATE | MASK_PKEY | MASK_PORT | MASK_ACCESS)?;
-        Ok(pair)
+        Ok(Self { domain, completions, qp: made(qp)? })
     }
 
     pub(crate) fn number(&self) -> u32 {

@@ -60,7 +60,9 @@ pub(super) struct DeviceAttr {
     pub(super) max_qp: c_int,
     pub(super) others: [u32; 5],
     pub(super) max_cqe: c_int,
-    pub(super) rest: [u32; 24],
+    pub(super) others_yet: [u32; 2],
+    pub(super) max_qp_rd_atom: c_int,
+    pub(super) rest: [u32; 21],
 }
 
 /// `struct ibv_port_attr`, with room for what later ones have.
@@ -181,6 +183,20 @@ pub(super) struct SendWr {
     pub(super) rest: [u32; 19],
 }
 
+impl SendWr {
+    /// Has `wr.atomic` of the union, and not `wr.rdma`.
+    pub(super) fn set_atomic(&mut self, compare_add: u64, swap: u64, rkey: u32) {
+        let number = |at: usize, bytes: &[u8; 8]| {
+            let half = bytes[at..].first_chunk().copied();
+            u32::from_ne_bytes(half.unwrap_or_default())
+        };
+        let (compare_add, swap) = (compare_add.to_ne_bytes(), swap.to_ne_bytes());
+        self.rkey = number(0, &compare_add);
+        self.rest[0] = number(4, &compare_add);
+        self.rest[1..4].copy_from_slice(&[number(0, &swap), number(4, &swap), rkey]);
+    }
+}
+
 impl Default for SendWr {
     fn default() -> Self {
         Self {
@@ -254,7 +270,8 @@ mod tests {
         offsets!(Channel, "struct ibv_comp_channel": fd "fd");
         offsets!(Mr, "struct ibv_mr": lkey "lkey", rkey "rkey");
         offsets!(Qp, "struct ibv_qp": qp_num "qp_num");
-        offsets!(DeviceAttr, "struct ibv_device_attr": max_qp "max_qp", max_cqe "max_cqe");
+        offsets!(DeviceAttr, "struct ibv_device_attr": max_qp "max_qp", max_cqe "max_cqe",
+            max_qp_rd_atom "max_qp_rd_atom");
         offsets!(PortAttr, "struct ibv_port_attr": state "state", active_mtu "active_mtu",
             lid "lid");
         offsets!(AsyncEvent, "struct ibv_async_event": event_type "event_type");
@@ -266,14 +283,25 @@ mod tests {
             rq_psn "rq_psn", sq_psn "sq_psn", dest_qp_num "dest_qp_num",
             qp_access_flags "qp_access_flags", cap "cap", ah_attr "ah_attr",
             pkey_index "pkey_index", max_rd_atomic "max_rd_atomic",
-            max_dest_rd_atomic "max_dest_rd_atomic", min_rnr_timer "min_rnr_timer",
+            max_dest_rd_atomic "max_dest_rd_atomic", sq_psn "sq_psn", min_rnr_timer "min_rnr_timer",
             port_num "port_num", timeout "timeout", retry_cnt "retry_cnt", rnr_retry "rnr_retry");
         offsets!(SendWr, "struct ibv_send_wr": sg_list "sg_list", num_sge "num_sge",
             opcode "opcode", send_flags "send_flags", remote_addr "wr.rdma.remote_addr",
             rkey "wr.rdma.rkey");
+        // What `set_atomic` writes: compare_add, swap, rkey, in 32 bits each.
+        offsets!(SendWr, "struct ibv_send_wr": remote_addr "wr.atomic.remote_addr",
+            rkey "wr.atomic.compare_add");
+        for (place, name) in [(1, "swap"), (3, "rkey")] {
+            let at = offset_of!(SendWr, rest) + place * size_of::<u32>();
+            writeln!(
+                asserts,
+                "_Static_assert(offsetof(struct ibv_send_wr, wr.atomic.{name}) == {at}, \"\");"
+            )
+            .unwrap();
+        }
         offsets!(RecvWr, "struct ibv_recv_wr": sg_list "sg_list", num_sge "num_sge");
         offsets!(Wc, "struct ibv_wc": status "status", opcode "opcode", byte_len "byte_len",
-            dlid_path_bits "dlid_path_bits");
+            imm_data "imm_data", wc_flags "wc_flags", dlid_path_bits "dlid_path_bits");
         sizes!(DeviceAttr "struct ibv_device_attr", AhAttr "struct ibv_ah_attr",
             QpInitAttr "struct ibv_qp_init_attr", QpAttr "struct ibv_qp_attr",
             Cap "struct ibv_qp_cap", Sge "struct ibv_sge", SendWr "struct ibv_send_wr",

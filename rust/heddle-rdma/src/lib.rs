@@ -35,11 +35,13 @@
 //! | `table` | handles |
 //! | `protection` | protections by name, for attacks |
 //! | `placing` | WRITEs that the card does by itself |
+//! | `outside`, `native`, `bounce` | peers without Heddle: who may have some, requests, bytes |
 //! | `ibverbs` | the node's libibverbs, loaded if there is to be a card |
 //! | `sys` | system calls beside those of `unix-io` |
 
 mod accounts;
 mod baton;
+mod bounce;
 mod bucket;
 mod card;
 mod card_home;
@@ -62,7 +64,9 @@ mod link;
 mod local;
 mod memory;
 mod multicast;
+mod native;
 mod objects;
+mod outside;
 mod placing;
 mod protection;
 mod queue_commands;

@@ -614,6 +614,7 @@ impl Objects {
 
     /// Says goodbye for a queue pair that is reset, destroyed or in ERR.
     pub(crate) fn unlink(&mut self, number: u32) {
+        self.end_native(number);
         let Some(qp) = self.qps.get_mut(number) else { return };
         let handle = std::mem::take(&mut qp.link);
         let Some(link) = self.links.get_mut(handle) else { return };

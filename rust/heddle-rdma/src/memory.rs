@@ -401,6 +401,15 @@ impl Objects {
 }
 
 impl Piece {
+    /// Whether the router has it mapped.
+    pub(crate) fn is_mapped(&self) -> bool {
+        matches!(self.backing, Backing::Shared(..))
+    }
+
+    pub(crate) fn length(&self) -> usize {
+        self.length
+    }
+
     /// The address of `length` bytes from `skip` on, if the router has them mapped.
     fn place(&self, skip: usize, length: usize) -> Option<(*mut u8, usize)> {
         let Backing::Shared(_, memory, at) = &self.backing else { return None };

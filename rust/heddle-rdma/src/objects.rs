@@ -29,6 +29,8 @@ use crate::kept::Kept;
 use crate::link::{Link, Timer};
 use crate::memory::{Copier, Piece, Process, Regions};
 use crate::multicast::{Groups, is_ipv4};
+use crate::native::Native;
+use crate::outside::Outside;
 use crate::placing::REGISTERED_A_SECOND;
 use crate::protection::{Protection, protects};
 use crate::queues::{CompletionRing, ReceiveRing, SendRing};
@@ -73,6 +75,7 @@ const REQUESTS_AT_ONCE: Duration = Duration::from_millis(100);
 const BYTES_AT_ONCE: Duration = Duration::from_millis(10);
 
 /// A container's place in the network.
+#[expect(clippy::struct_excessive_bools, reason = "facts that do not depend on each other")]
 pub(crate) struct Endpoint {
     /// The agent's number.
     pub(crate) number: u64,
@@ -106,6 +109,8 @@ pub(crate) struct Endpoint {
     pub(crate) card_pairs: u64,
     /// Regions that the card gets to know.
     pub(crate) registers: Bucket,
+    /// It may have peers without Heddle.
+    pub(crate) outside: bool,
     /// The agent has named it since it came.
     pub(crate) named: bool,
 }
@@ -134,6 +139,7 @@ impl Endpoint {
             copies: Bucket::new(),
             card_pairs: 0,
             registers: Bucket::new(),
+            outside: false,
             named: true,
         }
     }
@@ -156,6 +162,7 @@ impl Endpoint {
         }
         self.limits[Quota::Memory as usize] <<= 20;
         self.spin_us = l.spin_us;
+        self.outside = l.outside;
         let now = Instant::now();
         self.requests.limit(l.sends_per_second.into(), REQUESTS_AT_ONCE, now);
         self.egress.limit(u64::from(l.egress_kbit) * 125, BYTES_AT_ONCE, now);
@@ -415,6 +422,8 @@ pub(crate) struct Qp {
     pub(crate) tells_drained: bool,
     /// Receive requests of it that threads have under way.
     pub(crate) taken: u32,
+    /// What it has at the card, if it may have a peer without Heddle.
+    pub(crate) native: Option<Box<Native>>,
 }
 
 /// All that there is.
@@ -470,6 +479,7 @@ pub(crate) struct Objects {
     pub(crate) card: Option<Card>,
     /// The card at the other end of a connection that the agent is about to tell of.
     pub(crate) home: Option<(u64, Home)>,
+    pub(crate) outside: Outside,
     /// Of an endpoint to a GID. There are few of an endpoint: one for each peer.
     pub(crate) datagram_links: Vec<(u32, Gid, u32)>,
     pub(crate) datagrams_asked: Vec<Asked>,
@@ -495,6 +505,7 @@ pub(crate) enum Source {
     Card,
     CardEvents,
     Kept,
+    Outside,
 }
 
 impl Source {
@@ -550,6 +561,7 @@ impl Objects {
             card_wanted: false,
             card: None,
             home: None,
+            outside: Outside::default(),
             datagram_links: Vec::new(),
             datagrams_asked: Vec::new(),
             last_tag: 0,

@@ -11,7 +11,7 @@ use verbs_protocol::wire::{FIRST, Header, Kind, LAST, PLACED, SOLICITED};
 use verbs_protocol::{abi, abi::verbs_sge};
 
 use crate::card::place_id;
-use crate::ibverbs::Region;
+use crate::ibverbs::{ACCESS_LOCAL_WRITE, ACCESS_REMOTE_WRITE, Region};
 use crate::link::{Link, Response};
 use crate::memory::{self, Use};
 use crate::objects::Objects;
@@ -162,7 +162,8 @@ impl Objects {
         }
         bucket.take(1);
         let iova = region.iova.checked_add(before)?;
-        let made = Region::register(domain, memory, part, iova, region.access).ok()?;
+        let access = region.access & (ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE);
+        let made = Region::register(domain, memory, part, iova, access).ok()?;
         Some(Arc::clone(region.card.insert(Arc::new(made))))
     }
 

@@ -32,6 +32,10 @@ pub(crate) enum Protection {
     Deadlines,
     /// How many objects an endpoint may have.
     Quotas,
+    /// Who has the card's own GID, and which peers without Heddle it reaches by that.
+    Outside,
+    /// A peer without Heddle hears one queue pair of this node only as the one that it knows.
+    Peers,
     /// Members of a multicast group get what policy lets pass to them.
     Groups,
     /// Memory counts for its endpoint as long as anybody has it.
@@ -59,6 +63,8 @@ pub(crate) fn protects(protection: Protection) -> bool {
         Protection::Turns => "turns",
         Protection::Deadlines => "deadlines",
         Protection::Quotas => "quotas",
+        Protection::Outside => "outside",
+        Protection::Peers => "peers",
         Protection::Groups => "groups",
         Protection::Kept => "kept",
         Protection::Homes => "homes",

@@ -7,12 +7,11 @@ use shared_ring::{SharedMemory, ring, ring_size};
 use verbs_protocol::abi;
 use verbs_protocol::control::{EINVAL, EOPNOTSUPP, Errno};
 use verbs_protocol::{ibv, slots};
-use verbs_qp::{Refused, Service, State};
+use verbs_qp::{Service, State};
 
 use crate::accounts::QpAccount;
 use crate::commands::{
-    Answer, EBUSY, MAX_INLINE, MAX_RD_ATOMIC, MAX_SGE, MAX_WR, answer, capacity, done, gid_count,
-    owns, size, usable,
+    Answer, EBUSY, MAX_INLINE, MAX_SGE, MAX_WR, answer, capacity, done, owns, size, usable,
 };
 use crate::objects::{Capabilities, Objects, Qp, Quota};
 use crate::queues::{ReceiveRing, SendRing};
@@ -49,6 +48,7 @@ impl Objects {
         let shape = Shape::of(&r);
         let endpoint = usable(self.contexts.get(context))?.endpoint;
         self.use_pd(context, r.pd)?;
+        let mut native = self.prepare_native(endpoint, &r);
         let made = self.with_memory(context, Quota::Qps, shape.length, |objects, memory| {
             let (send, receive) = shape.rings(memory)?;
             let qp = Qp {
@@ -84,10 +84,18 @@ impl Objects {
                 tells_last: false,
                 tells_drained: false,
                 taken: 0,
+                native: native.take(),
             };
-            objects.qps.insert(qp, 0)
+            // What its program tells peers is the card's number.
+            match qp.native.as_ref().map(|n| n.pair.number()) {
+                Some(number) => objects.qps.insert_as(number, qp),
+                None => objects.qps.insert(qp, 0),
+            }
         });
-        let (qp, fd) = made.inspect_err(|_| self.leave_pd(r.pd))?;
+        let (qp, fd) = made.inspect_err(|_| {
+            self.leave_pd(r.pd);
+            self.drop_native(endpoint, native);
+        })?;
         for cq in [r.send_cq, r.recv_cq] {
             usable(self.cqs.get_mut(cq))?.users += 1;
         }
@@ -120,13 +128,17 @@ impl Objects {
         let qp = usable(self.qps.get(request.qp).filter(|q| owns(context, q.context)))?;
         let memory = Arc::clone(&qp.memory);
         self.close_to_holes(context, [memory])?;
-        let endpoint = usable(self.endpoint_of(context))?;
-        let limits = verbs_qp::Limits {
-            gid_count: gid_count(&endpoint.gids),
-            max_rd_atomic: MAX_RD_ATOMIC,
-            mtu: ibv::MTU_4096,
-        };
+        let endpoint = usable(self.contexts.get(context))?.endpoint;
         let number = request.qp;
+        let limits = verbs_qp::Limits {
+            gid_count: self.gids_of(number),
+            max_rd_atomic: self.reads_of(number),
+            mtu: self.mtu_of(endpoint),
+        };
+        if self.is_native(number) {
+            // What is done is told before it is flushed.
+            self.take_native();
+        }
         let qp = usable(self.qps.get_mut(number).filter(|q| owns(context, q.context)))?;
         // What a thread has under way of it cannot be dropped.
         let held = qp.in_turn || qp.taken > 0;
@@ -134,10 +146,15 @@ impl Objects {
             return Err(EBUSY);
         }
         let to = verbs_qp::modify(qp.state, qp.service, request.mask, &request.attr, limits);
-        let to = to.map_err(|Refused| EINVAL)?;
+        let Ok(to) = to else {
+            self.note_outside(number, request);
+            return Err(EINVAL);
+        };
+        let qp = usable(self.qps.get_mut(number))?;
         verbs_qp::take(&mut qp.attr, request.mask, &request.attr);
         if request.mask & ibv::QP_ACCESS_FLAGS != 0 {
             self.allow_by_card(number);
+            self.allow_native(number);
         }
         let qp = usable(self.qps.get_mut(number))?;
         if qp.state != to && to == State::SendQueueDrained {
@@ -152,7 +169,9 @@ impl Objects {
             }
             State::ReadyToReceive => {
                 qp.state = to;
-                self.seek(number);
+                if !self.seek_outside(number) {
+                    self.seek(number);
+                }
             }
             _ => qp.state = to,
         }
@@ -179,7 +198,7 @@ impl Objects {
         usable(self.qps.get(number).filter(|q| owns(context, q.context)))?;
         self.unlink(number);
         self.leave_groups(number);
-        let qp = usable(self.qps.remove(number))?;
+        let mut qp = usable(self.qps.remove(number))?;
         for cq in [qp.send_cq, qp.recv_cq] {
             if let Some(cq) = self.cqs.get_mut(cq) {
                 cq.users -= 1;
@@ -189,6 +208,7 @@ impl Objects {
             srq.users -= 1;
         }
         self.leave_pd(qp.pd);
+        self.drop_native(qp.endpoint, qp.native.take());
         if let Some(context) = self.contexts.get_mut(context) {
             context.qps.retain(|q| *q != number);
         }

@@ -101,6 +101,11 @@ impl Objects {
         let mut turn = match state {
             State::Error => Turn { worked: self.flush(number), ..Turn::default() },
             State::SendQueueError => Turn { worked: self.flush_sends(number), ..Turn::default() },
+            State::ReadyToReceive | State::ReadyToSend | State::SendQueueDrained
+                if self.is_native(number) =>
+            {
+                self.native_turn(number)
+            }
             State::ReadyToSend | State::SendQueueDrained if self.is_remote(number) => {
                 self.remote_turn(number, now)
             }
@@ -188,7 +193,8 @@ impl Objects {
     /// Says that a queue pair in SQD has nothing under way any more, if it is asked for.
     fn tell_drained(&mut self, number: u32) {
         let Some(qp) = self.qps.get(number) else { return };
-        let sent = self.links.get(qp.link).is_some_and(|l| !l.sent.is_empty());
+        let sent = self.links.get(qp.link).is_some_and(|l| !l.sent.is_empty())
+            || qp.native.as_ref().is_some_and(|n| !n.is_drained());
         if qp.state != State::SendQueueDrained || !qp.tells_drained || qp.current.is_some() || sent
         {
             return;
@@ -409,7 +415,8 @@ impl Objects {
         let paired = (names || !protects(Protection::Pairs))
             && other.has(&qp.attr.address.gid)
             && peer.service == qp.service
-            && peer.state.receives();
+            && peer.state.receives()
+            && !self.is_native(qp.attr.dest_qp_num);
         paired.then_some(qp.attr.dest_qp_num)
     }
 

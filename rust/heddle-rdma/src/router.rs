@@ -439,6 +439,8 @@ impl Loop {
             self.objects.card_changed();
         } else if is(Source::Kept) {
             self.objects.take_gone();
+        } else if is(Source::Outside) {
+            self.objects.native_event();
         } else if is(Source::AgentListener) {
             self.accept_agent();
         } else if is(Source::Agent) {
@@ -555,6 +557,14 @@ impl Loop {
                 for handle in all.map(|(handle, _)| handle).collect::<Vec<_>>() {
                     self.objects.remove_endpoint(handle);
                 }
+                self.objects.ask_outside_anew();
+            }
+            Message::AskAnew => self.objects.ask_outside_anew(),
+            Message::Answer { tag, endpoint, destination, errno } => {
+                if let Some(handle) = self.endpoint(endpoint) {
+                    self.objects.hear_answer(tag, handle, &destination, errno);
+                    self.objects.notify();
+                }
             }
             Message::Endpoint { endpoint, gids, limits, .. } => {
                 let listener = descriptors.pop();
@@ -665,6 +675,7 @@ impl Loop {
             }
         }
         self.objects.tell_groups(handle);
+        self.objects.check_outside(handle);
         Ok(())
     }
 

@@ -1,7 +1,7 @@
 //! Objects by handles that a container cannot guess its way around with: a handle whose object is
 //! gone stays wrong for a long time, because it has the number of times that its place was used.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 /// Objects by handle. A handle is the index of a place and, above it, the place's generation, which
 /// is never 0: so no handle is 0.
@@ -9,6 +9,8 @@ pub(crate) struct Table<T> {
     places: Vec<Place<T>>,
     /// Free places, the one that has been free for the longest time first.
     free: VecDeque<u32>,
+    /// Objects whose handles somebody else chose.
+    chosen: BTreeMap<u32, T>,
     index_bits: u32,
     handle_bits: u32,
 }
@@ -24,7 +26,8 @@ struct Place<T> {
 impl<T> Table<T> {
     /// A table of at most `2^index_bits` objects whose handles have `handle_bits` bits.
     pub(crate) fn new(index_bits: u32, handle_bits: u32) -> Self {
-        Self { places: Vec::new(), free: VecDeque::new(), index_bits, handle_bits }
+        let (places, free, chosen) = (Vec::new(), VecDeque::new(), BTreeMap::new());
+        Self { places, free, chosen, index_bits, handle_bits }
     }
 
     /// Takes an object in, and gives it a handle. `skip` is how many generations of the place are
@@ -48,8 +51,20 @@ impl<T> Table<T> {
         let place = &mut self.places[index as usize];
         // 1 to `most`.
         place.generation = (place.generation + skip % most) % most + 1;
+        while self.chosen.contains_key(&(place.generation << self.index_bits | index)) {
+            place.generation = place.generation % most + 1;
+        }
         place.object = Some(object);
         Some(place.generation << self.index_bits | index)
+    }
+
+    /// Takes an object in at a handle that somebody else chose. `None` if it is another object's.
+    pub(crate) fn insert_as(&mut self, handle: u32, object: T) -> Option<u32> {
+        if handle == 0 || self.get(handle).is_some() {
+            return None;
+        }
+        self.chosen.insert(handle, object);
+        Some(handle)
     }
 
     fn index(&self, handle: u32) -> Option<usize> {
@@ -60,31 +75,42 @@ impl<T> Table<T> {
     }
 
     pub(crate) fn get(&self, handle: u32) -> Option<&T> {
-        self.places[self.index(handle)?].object.as_ref()
+        match self.index(handle) {
+            Some(index) => self.places[index].object.as_ref(),
+            None => self.chosen.get(&handle),
+        }
     }
 
     pub(crate) fn get_mut(&mut self, handle: u32) -> Option<&mut T> {
-        let index = self.index(handle)?;
-        self.places[index].object.as_mut()
+        match self.index(handle) {
+            Some(index) => self.places[index].object.as_mut(),
+            None => self.chosen.get_mut(&handle),
+        }
     }
 
     pub(crate) fn remove(&mut self, handle: u32) -> Option<T> {
-        let index = self.index(handle)?;
+        let Some(index) = self.index(handle) else { return self.chosen.remove(&handle) };
         self.free.push_back(u32::try_from(index).ok()?);
         self.places[index].object.take()
     }
 
-    /// Objects in places from one on: place, handle, object.
+    /// Objects in places from one on: place, handle, object. After the places are the objects with
+    /// handles of others' choice.
     pub(crate) fn iter_from(&self, first: u32) -> impl Iterator<Item = (u32, u32, &T)> {
         let skipped = self.places.iter().skip(first as usize);
-        (first..).zip(skipped).filter_map(|(index, place)| {
+        let places = (first..).zip(skipped).filter_map(|(index, place)| {
             Some((index, place.generation << self.index_bits | index, place.object.as_ref()?))
-        })
+        });
+        let behind = 1 << self.index_bits;
+        let chosen = self.chosen.range(first.saturating_sub(behind)..);
+        places.chain(
+            chosen.map(move |(handle, object)| (handle.saturating_add(behind), *handle, object)),
+        )
     }
 
     /// Places that are free.
     pub(crate) fn free(&self) -> u64 {
-        let used = self.places.len() - self.free.len();
+        let used = self.places.len() - self.free.len() + self.chosen.len();
         (1_u64 << self.index_bits).saturating_sub(used as u64)
     }
 
@@ -95,9 +121,7 @@ impl<T> Table<T> {
 
     /// All objects with their handles.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
-        (0_u32..).zip(&self.places).filter_map(|(index, place)| {
-            Some((place.generation << self.index_bits | index, place.object.as_ref()?))
-        })
+        self.iter_from(0).map(|(_, handle, object)| (handle, object))
     }
 }
 
@@ -120,6 +144,26 @@ mod tests {
             seen.push(next);
             table.remove(next);
         }
+    }
+
+    #[test]
+    fn a_chosen_handle_is_nobody_elses() {
+        let mut table = Table::new(2, 6);
+        let first = table.insert('a', 0).unwrap();
+        assert_eq!(table.insert_as(first, 'b'), None);
+        assert_eq!(table.insert_as(0, 'b'), None);
+        // What the next place would give.
+        assert_eq!(table.insert_as(1 << 2 | 1, 'c'), Some(5));
+        let second = table.insert('d', 0).unwrap();
+        assert_ne!(second, 5);
+        assert_eq!((table.get(5), table.get(second)), (Some(&'c'), Some(&'d')));
+        assert_eq!(table.insert_as(3, 'e'), Some(3));
+        assert_eq!(table.handles(), [first, second, 3, 5]);
+        // A reader that goes on where it was finds each once.
+        let (cursor, _, _) = table.iter_from(0).nth(3).unwrap();
+        assert_eq!(table.iter_from(cursor).map(|(_, h, _)| h).collect::<Vec<_>>(), [5]);
+        assert_eq!((table.remove(5), table.remove(5)), (Some('c'), None));
+        assert_eq!(table.free(), 1);
     }
 
     #[test]

@@ -18,6 +18,7 @@ pub const VERBS_SEND_SLOTS_MAX: u32 = 9;
 pub const VERBS_RECEIVE_PAYLOAD: u32 = 16;
 pub const VERBS_RECEIVE_SLOTS_MAX: u32 = 9;
 pub const VERBS_SGE_MAX: u32 = 32;
+pub const VERBS_FEATURE_OUTSIDE: u32 = 1;
 pub const VERBS_SEND_FENCE: u32 = 1;
 pub const VERBS_SEND_SIGNALED: u32 = 2;
 pub const VERBS_SEND_SOLICITED: u32 = 4;
@@ -57,6 +58,7 @@ pub const VERBS_RDMA_CM: verbs_command = 24;
 pub const VERBS_SHOW_MEMORY: verbs_command = 25;
 pub const VERBS_OPEN_USERFAULTFD: verbs_command = 26;
 pub const VERBS_RESIZE_CQ: verbs_command = 27;
+pub const VERBS_QUERY_OUTSIDE: verbs_command = 32;
 pub type verbs_command = ::std::os::raw::c_uint;
 pub const VERBS_KIND_DEVICE: verbs_kind = 0;
 pub const VERBS_KIND_RDMA_CM: verbs_kind = 1;
@@ -131,6 +133,12 @@ pub struct verbs_hello_reply {
     pub spin_us: u32,
     pub max_mr_size: u64,
     pub features: u64,
+}
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct verbs_query_outside_reply {
+    pub head: verbs_reply,
+    pub gid: [u8; 16usize],
 }
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]

@@ -31,6 +31,8 @@ pub struct Limits {
     pub spin_us: u32,
     pub egress_kbit: u32,
     pub ingress_kbit: u32,
+    /// It may have peers without Heddle.
+    pub outside: bool,
 }
 
 /// A message, without its descriptors.
@@ -51,6 +53,9 @@ pub enum Message {
     Drain,
     Released { endpoint: u64 },
     Groups { endpoint: u64, gids: [Gid; 2], groups: Vec<Gid> },
+    Ask { tag: u32, endpoint: u64, source: Gid, destination: Gid },
+    Answer { tag: u32, endpoint: u64, destination: Gid, errno: u32 },
+    AskAnew,
     Card { endpoint: u64, lid: u32, gids: Vec<Gid> },
 }
 
@@ -77,6 +82,9 @@ impl Message {
             Self::Drain => (12, 0, 0),
             Self::Released { endpoint } => (13, 0, *endpoint),
             Self::Groups { endpoint, .. } => (14, 0, *endpoint),
+            Self::Ask { tag, endpoint, .. } => (18, *tag, *endpoint),
+            Self::Answer { tag, endpoint, .. } => (15, *tag, *endpoint),
+            Self::AskAnew => (16, 0, 0),
             Self::Card { endpoint, .. } => (17, 0, *endpoint),
         };
         let mut out = Vec::with_capacity(MESSAGE_MAX);
@@ -90,8 +98,12 @@ impl Message {
                 out.extend_from_slice(&number.to_ne_bytes());
                 out.extend_from_slice(&[0; 4]);
             }
-            Self::Begin | Self::End | Self::Remove { .. } | Self::Drain | Self::Released { .. } => {
-            }
+            Self::Begin
+            | Self::End
+            | Self::Remove { .. }
+            | Self::Drain
+            | Self::Released { .. }
+            | Self::AskAnew => {}
             Self::Endpoint { gids, limits, name, .. } => {
                 out.extend_from_slice(gids.as_flattened());
                 for number in numbers(limits) {
@@ -106,7 +118,13 @@ impl Message {
                 out.extend_from_slice(gids.as_flattened());
                 out.extend_from_slice(groups.as_flattened());
             }
-            Self::Connect { source, destination, .. }
+            Self::Answer { destination, errno, .. } => {
+                out.extend_from_slice(destination);
+                out.extend_from_slice(&errno.to_ne_bytes());
+                out.extend_from_slice(&[0; 4]);
+            }
+            Self::Ask { source, destination, .. }
+            | Self::Connect { source, destination, .. }
             | Self::Accepted { source, destination, .. } => {
                 out.extend_from_slice(source);
                 out.extend_from_slice(destination);
@@ -185,6 +203,15 @@ impl Message {
                 }
                 Self::Groups { endpoint, gids, groups: groups.0.to_vec() }
             }
+            15 => {
+                let destination = fields.take()?;
+                Self::Answer { tag, endpoint, destination, errno: fields.padded()? }
+            }
+            16 => Self::AskAnew,
+            18 => {
+                let (source, destination) = (fields.take()?, fields.take()?);
+                Self::Ask { tag, endpoint, source, destination }
+            }
             17 => {
                 let (lid, count) = (fields.word()?, fields.word()?);
                 let (gids, rest) = fields.0.as_chunks();
@@ -200,7 +227,7 @@ impl Message {
             _ => return Err(Malformed),
         };
         let names_one = match kind {
-            1..=3 | 12 => endpoint == 0,
+            1..=3 | 12 | 16 => endpoint == 0,
             // Statistics are of one or of all, groups of an endpoint here or elsewhere.
             10 | 11 | 14 => true,
             _ => endpoint != 0,
@@ -225,7 +252,7 @@ fn numbers(l: &Limits) -> [u32; 16] {
         l.spin_us,
         l.egress_kbit,
         l.ingress_kbit,
-        0,
+        l.outside.into(),
         0,
         0,
     ]
@@ -259,7 +286,7 @@ impl Fields<'_> {
         for number in &mut n {
             *number = self.word()?;
         }
-        if n[13..] != [0; 3] {
+        if n[13] > 1 || n[14..] != [0; 2] {
             return Err(Malformed);
         }
         Ok(Limits {
@@ -276,6 +303,7 @@ impl Fields<'_> {
             spin_us: n[10],
             egress_kbit: n[11],
             ingress_kbit: n[12],
+            outside: n[13] == 1,
         })
     }
 }
@@ -286,7 +314,8 @@ mod tests {
 
     #[test]
     fn messages_come_back_and_have_one_length() {
-        let limits = Limits { qps: 7, spin_us: 3, ingress_kbit: 8, ..Limits::default() };
+        let limits =
+            Limits { qps: 7, spin_us: 3, ingress_kbit: 8, outside: true, ..Limits::default() };
         for message in [
             Message::Hello { version: VERSION },
             Message::Begin,
@@ -309,6 +338,9 @@ mod tests {
             Message::Drain,
             Message::Released { endpoint: 4 },
             Message::Groups { endpoint: 0, gids: [[1; 16], [2; 16]], groups: vec![[3; 16]; 2] },
+            Message::Ask { tag: 3, endpoint: 4, source: [1; 16], destination: [2; 16] },
+            Message::Answer { tag: 3, endpoint: 4, destination: [2; 16], errno: 13 },
+            Message::AskAnew,
             Message::Card { endpoint: 4, lid: 9, gids: vec![[7; 16]; CARD_GIDS_MAX] },
         ] {
             let bytes = message.encode();

@@ -44,6 +44,7 @@ pub enum Request {
     /// The address.
     ShowMemory(u64),
     OpenUserfaultfd,
+    QueryOutside,
     RdmaCm {
         response_max: u32,
         command: Result<Box<Command>, Errno>,
@@ -120,6 +121,10 @@ fn body(command: u32, bytes: &[u8]) -> Result<Request, Errno> {
         abi::VERBS_OPEN_USERFAULTFD => {
             exactly::<abi::verbs_plain_request>(bytes)?;
             Request::OpenUserfaultfd
+        }
+        abi::VERBS_QUERY_OUTSIDE => {
+            exactly::<abi::verbs_plain_request>(bytes)?;
+            Request::QueryOutside
         }
         abi::VERBS_RDMA_CM => rdma_cm(bytes)?,
         _ => return Err(EOPNOTSUPP),

@@ -16,7 +16,7 @@ plain!(
     verbs_create_qp_request verbs_create_qp_reply verbs_modify_qp_request verbs_modify_qp_reply
     verbs_query_qp_reply verbs_create_srq_request verbs_create_srq_reply verbs_modify_srq_request
     verbs_query_srq_reply verbs_create_ah_request verbs_create_memory_request
-    verbs_create_memory_reply verbs_show_memory_request verbs_reg_mr_request verbs_reg_mr_reply verbs_mcast_request
+    verbs_query_outside_reply verbs_create_memory_reply verbs_show_memory_request verbs_reg_mr_request verbs_reg_mr_reply verbs_mcast_request
     verbs_rdma_cm_request verbs_rdma_cm_reply verbs_completion_event verbs_async_event verbs_sge
     verbs_send verbs_receive verbs_completion
 );

@@ -54,6 +54,9 @@ pub enum Reason {
     RegionUnmapped,
     NoUserfaultfd,
     CardElsewhere,
+    OutsideRefused,
+    OutsideCut,
+    OutsideUnmapped,
 }
 
 /// The way that bytes take.

@@ -1,0 +1,97 @@
+package verbs
+
+import (
+	"encoding/binary"
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg"
+)
+
+// asks has the router ask for a peer, and gives the answer.
+func (r *router) asks(peer string) unix.Errno {
+	r.Helper()
+	ask := head{kind: typeAsk, tag: 9, endpoint: 5_000_000_009}
+	to := netip.MustParseAddr(peer).As16()
+	r.say(append(append(ask.append(nil), make([]byte, gidLen)...), to[:]...))
+	m, _ := r.hear(typeAnswer)
+	if tag := binary.NativeEndian.Uint32(m[4:]); tag != ask.tag || [gidLen]byte(m[headLen:]) != to || len(m) != headLen+gidLen+8 {
+		r.Errorf("the answer %x does not say whom it is about", m)
+	}
+	return unix.Errno(binary.NativeEndian.Uint32(m[headLen+gidLen:]))
+}
+
+// TestPeersWithoutHeddle: an endpoint that the operator lets outside reaches what he names, if
+// policy lets both speak to each other, and no other does.
+func TestPeersWithoutHeddle(t *testing.T) {
+	n := runPlane(t)
+	var said *api.Error
+	if err := n.plane.Accepts(model.EndpointPlanes{Verbs: model.VerbsRecord{VerbsEndpoint: model.VerbsEndpoint{Wanted: true, Outside: true}}}); !errors.As(err, &said) || !strings.Contains(said.Remedy, "--rdma-outside") {
+		t.Errorf("an endpoint on a node that reaches no such peers: %v", err)
+	}
+	n.plane.cfg.Outside = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/32")}
+	own, mute, deaf := wanted.Addr4(), netip.MustParseAddr("192.0.2.8"), netip.MustParseAddr("192.0.2.9")
+	n.plane.cfg.Decide = func(from, to netip.Addr, port uint16) (model.Verdict, error) {
+		if port == Port && (from == own && to == deaf || from == mute && to == own) {
+			return model.VerdictReject, nil
+		}
+		return model.VerdictAllow, nil
+	}
+	e := wanted
+	e.Planes.Verbs.Outside = true
+	n.attach(e)
+	r := n.startRouter()
+	r.meet()
+	r.hear(typeBegin)
+	told := func() uint32 {
+		message, _ := r.hear(typeEndpoint)
+		return binary.NativeEndian.Uint32(message[headLen+2*gidLen+4*13:])
+	}
+	if told() != 1 {
+		t.Error("the router is not told that the endpoint is let outside")
+	}
+	r.hear(typeEnd)
+	nodes := []model.Node{{Name: "n2", Underlay: netip.MustParseAddr("192.0.2.2"), Prefixes: []netip.Prefix{netip.MustParsePrefix("192.0.2.64/28")},
+		Planes: model.NodePlanes{Verbs: model.VerbsNode{Card: &model.VerbsCard{GIDs: []netip.Addr{netip.MustParseAddr("::ffff:192.0.2.3")}}}}}}
+	if err := n.plane.SetTopology(nil, nodes, model.Endpoints{}); err != nil {
+		t.Fatal(err)
+	}
+	r.hear(typeAskAnew)
+	for peer, want := range map[string]unix.Errno{
+		"192.0.2.1":    0,
+		"192.0.2.2":    unix.EHOSTUNREACH, // a node
+		"192.0.2.3":    unix.EHOSTUNREACH, // its card
+		"192.0.2.66":   unix.EHOSTUNREACH, // a container's
+		"198.51.100.1": unix.EHOSTUNREACH,
+		mute.String():  unix.EACCES,
+		deaf.String():  unix.EACCES,
+		"2001:db8::1":  unix.EPERM, // the endpoint has no such address
+		"fe80::1":      unix.EPERM,
+	} {
+		if got := r.asks(peer); got != want {
+			t.Errorf("%s: %v, want %v", peer, got, want)
+		}
+	}
+	if err := n.plane.SetTopology(nil, nodes, model.Endpoints{}); err != nil { // nothing is new
+		t.Fatal(err)
+	}
+	if _, err := n.plane.CutForbidden(); err != nil {
+		t.Fatal(err)
+	}
+	r.hear(typeAskAnew)
+	if err := n.plane.Attach(wanted, netcfg.EndpointDevice{}); err != nil {
+		t.Fatal(err)
+	}
+	if told() != 0 {
+		t.Error("the router is told that it is let outside still")
+	}
+	if got := r.asks("192.0.2.1"); got != unix.EPERM {
+		t.Errorf("an endpoint that is not let outside: %v", got)
+	}
+}

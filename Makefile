@@ -110,6 +110,7 @@ test-rust: need-cargo
 	CGO_ENABLED=0 $(GO) build -trimpath -o $(BIN)/ ./cmd/heddle-netstack
 	cd rust && HEDDLE_TEST_MODULE=$(abspath $(BIN))/heddle-netstack $(CARGO) test --locked --quiet -p heddle-stack $(addprefix --test ,two_modules hostile isolation kernel_peer) -- --test-threads=1
 	cd rust && $(CARGO) test --locked --quiet -p heddle-rdma --features attack --test attacks --test slow_pages --test shares --test changes --target-dir ../$(OUT)/rust/attack
+	cd rust && $(CARGO) test --locked --quiet -p heddle-machine --features attack --test attacks --target-dir ../$(OUT)/rust/attack
 	cd rust && RUSTFLAGS="--cfg loom" $(CARGO) test --locked --quiet --lib -p shared-ring --target-dir ../$(OUT)/rust/loom
 
 bench-rust: need-cargo

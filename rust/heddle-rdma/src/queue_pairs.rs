@@ -24,12 +24,7 @@ impl Objects {
     ) -> Result<Answer, Errno> {
         let r = *request;
         let service = Service::from_number(r.type_).ok_or(EOPNOTSUPP)?;
-        let queues = [r.send_cq, r.recv_cq].map(|cq| self.cqs.get(cq));
-        let queues = queues.into_iter().flatten().map(|c| (c.context, &c.memory));
-        let queues = queues.chain(self.srqs.get(r.srq).map(|s| (s.context, &s.memory)));
-        let own = queues.filter(|(of, _)| owns(context, *of));
-        let own: Vec<_> = own.map(|(_, memory)| Arc::clone(memory)).collect();
-        self.close_to_holes(context, own)?;
+        self.close_to_holes(context, self.memory_of_queues(context, &r))?;
         for cq in [r.send_cq, r.recv_cq] {
             usable(self.cqs.get(cq).filter(|c| owns(context, c.context)))?;
         }
@@ -118,6 +113,18 @@ impl Objects {
         });
         answer.descriptors.push(fd);
         Ok(answer)
+    }
+
+    /// The memory of the queues that a queue pair is to be made with, as far as they are there.
+    fn memory_of_queues(
+        &self,
+        context: u32,
+        r: &abi::verbs_create_qp_request,
+    ) -> Vec<Arc<SharedMemory>> {
+        let cqs = [r.send_cq, r.recv_cq].into_iter().filter_map(|cq| self.cqs.get(cq));
+        let all = cqs.map(|c| (c.context, &c.memory));
+        let all = all.chain(self.srqs.get(r.srq).map(|s| (s.context, &s.memory)));
+        all.filter(|(of, _)| owns(context, *of)).map(|(_, memory)| Arc::clone(memory)).collect()
     }
 
     pub(crate) fn modify_qp(

@@ -37,10 +37,12 @@ enum stack_type {
 	STACK_CLOSE = 12,
 	STACK_STATS = 13,
 	STACK_LIST = 14,
+	STACK_TELL_SENT = 15,
 	/* Of the module's own accord. */
 	STACK_ACCEPTED = 32,
 	STACK_ENDED = 33,
 	STACK_LISTED = 34,
+	STACK_SENT = 35,
 };
 
 /* What a tenant's device takes and gives. */
@@ -83,11 +85,12 @@ enum stack_congestion {
 #define STACK_LINGER_OFF 0xffffffffu
 
 /* Bits of stack_hello.features: what a module can do. */
-#define STACK_CAN_RENO  0x01u
-#define STACK_CAN_CUBIC 0x02u
-#define STACK_CAN_BBR   0x04u
-#define STACK_CAN_SACK  0x08u
-#define STACK_CAN_IPV6  0x10u
+#define STACK_CAN_RENO      0x01u
+#define STACK_CAN_CUBIC     0x02u
+#define STACK_CAN_BBR       0x04u
+#define STACK_CAN_SACK      0x08u
+#define STACK_CAN_IPV6      0x10u
+#define STACK_CAN_TELL_SENT 0x20u
 
 /* stack_info.kind */
 enum stack_kind {

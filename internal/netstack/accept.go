@@ -252,6 +252,8 @@ func (t *tenant) announce(c *connection) {
 	m := protocol.Accepted{Head: head, Listener: c.listener, Local: addressOf(c.local), Remote: addressOf(c.remote)}
 	t.agent.send(protocol.Append(nil, &m), c.program)
 	c.program = -1
+	head.Type = protocol.TypeSent // this process has no copy then; the host says so to who wants to hear it
+	t.agent.send(protocol.Append(nil, &protocol.Plain{Head: head}), -1)
 }
 
 // announceAll tells an agent that has just come of connections that nobody was told of.

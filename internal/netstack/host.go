@@ -46,6 +46,7 @@ type host struct {
 	agent   *mailbox   // nil: none is connected
 	greeted bool
 	live    bool // the agent has named its tenants
+	sent    bool // the agent wants to hear SENT
 	tenants map[uint64]*process
 	gone    protocol.Stats // counters of tenants that are gone
 }
@@ -89,7 +90,7 @@ func (h *host) take(conn *net.UnixConn) *mailbox {
 	agent := newMailbox(conn)
 	h.mu.Lock()
 	before := h.agent
-	h.agent, h.greeted, h.live = agent, false, false
+	h.agent, h.greeted, h.live, h.sent = agent, false, false, false
 	for _, p := range h.tenants {
 		p.part()
 	}
@@ -173,7 +174,7 @@ func (h *host) greet(agent *mailbox, head protocol.Head, m *protocol.Hello) erro
 		h.greeted = true
 		its := protocol.Hello{
 			Head: answerTo(head, nil), Version: protocol.Version,
-			Features: protocol.CanReno | protocol.CanCubic | protocol.CanSACK | protocol.CanIPv6,
+			Features: protocol.CanReno | protocol.CanCubic | protocol.CanSACK | protocol.CanIPv6 | protocol.CanTellSent,
 		}
 		copy(its.Name[:], name)
 		agent.send(protocol.Append(nil, &its), -1)
@@ -190,6 +191,8 @@ func (h *host) plain(agent *mailbox, head protocol.Head, b []byte) bool {
 		for _, p := range h.tenants {
 			p.named = false
 		}
+	case protocol.TypeTellSent:
+		h.sent = true
 	case protocol.TypeEnd:
 		h.live = true
 		for _, p := range h.tenants {
@@ -289,6 +292,7 @@ func (h *host) heard(p *process, b []byte, fds []int) error {
 		p.parts = max(p.parts-1, 0)
 	case head.Type == protocol.TypeStats|protocol.Answer && head.Tenant == 0:
 		p.counted(b)
+	case head.Type == protocol.TypeSent && !h.sent:
 	case p.parts > 0 || h.agent == nil || p.unanswered && head.Type == protocol.TypeTenantGone|protocol.Answer:
 		closeFD(fd)
 	default:

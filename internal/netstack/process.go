@@ -156,6 +156,8 @@ func (p *process) may(h protocol.Head, length, descriptors int) bool {
 		return length == binary.Size(protocol.Accepted{})
 	case protocol.TypeEnded, protocol.TypeListed:
 		return length == binary.Size(protocol.Info{})
+	case protocol.TypeSent:
+		return length == binary.Size(protocol.Plain{})
 	}
 	return h.Type&protocol.Answer != 0
 }

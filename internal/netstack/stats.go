@@ -128,7 +128,7 @@ func (t *tenant) ended(c *connection, errno unix.Errno) {
 func (t *tenant) stats() protocol.Stats {
 	t.mu.Lock()
 	s := t.done
-	s.MemoryReserved, s.Tenants, s.Sockets, s.Connections = t.reserved, 1, uint64(t.ports.count), uint64(t.count-t.halfOpen)
+	s.MemoryReserved, s.Tenants, s.Sockets, s.Connections = t.reserved, 1, uint64(t.ports.count), uint64(t.count)
 	s.TimeWait = uint64(t.count - len(t.connections))
 	var ready []*connection
 	for _, c := range t.connections {

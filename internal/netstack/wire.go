@@ -57,7 +57,7 @@ func parseBody(kind uint32, b []byte) (any, error) {
 		return whole(b, func(m *protocol.Set) bool { return known(&m.Options) })
 	case protocol.TypeClose:
 		return whole(b, func(m *protocol.Close) bool { return m.Reserved == 0 && m.Flags&^protocol.Abort == 0 })
-	case protocol.TypeBegin, protocol.TypeEnd, protocol.TypeTenantGone, protocol.TypeTaken, protocol.TypeInfo, protocol.TypeStats, protocol.TypeList:
+	case protocol.TypeBegin, protocol.TypeEnd, protocol.TypeTenantGone, protocol.TypeTaken, protocol.TypeInfo, protocol.TypeStats, protocol.TypeList, protocol.TypeTellSent:
 		return whole(b, func(*protocol.Plain) bool { return true })
 	}
 	return nil, fmt.Errorf("%w: type %d", errMalformed, kind)
@@ -82,7 +82,7 @@ func clean(a protocol.Address) bool { return a.Reserved == [3]uint16{} }
 // isAbout reports whether a message names the tenant and socket that its type asks for.
 func isAbout(h protocol.Head, kind uint32) bool {
 	switch kind {
-	case protocol.TypeHello, protocol.TypeBegin, protocol.TypeEnd:
+	case protocol.TypeHello, protocol.TypeBegin, protocol.TypeEnd, protocol.TypeTellSent:
 		return h.Tenant == 0 && h.ID == 0
 	case protocol.TypeStats:
 		return h.ID == 0

@@ -105,24 +105,47 @@ func (d *Deferred) Fail(err error) {
 // Drop forgets a call whose caller has gone.
 func (d *Deferred) Drop() error { return d.use(true, func(int, uint64) error { return nil }) }
 
+// Left is what is left of a descriptor that was to be given.
+type Left struct {
+	// FD is the agent's, as open as Descriptor.FD was; -1: it has none.
+	FD int
+	// Number is the caller's, who was not told of it: a signal interrupted it. -1: it has none.
+	Number int
+}
+
 // Give is that of Call, and answers the call in any case, by an errno if the caller cannot have the
-// descriptor: it may have as many as its limit allows. After an error left is the agent's, as open
-// as give.FD was; -1 if the caller has got it but could not be told, because it was killed, or
-// interrupted with what is no socket.
-func (d *Deferred) Give(give Descriptor) (left int, err error) {
-	left = give.FD
+// descriptor: it may have as many as its limit allows. After an error left is the agent's, but not
+// if the caller was killed, or interrupted with what is no socket.
+func (d *Deferred) Give(give Descriptor) (left Left, err error) {
+	return d.give(give.FD, give.Inode, func(fd int, id uint64) (int, error) {
+		return addDescriptor(fd, id, give.FD, give.CloseOnExec)
+	})
+}
+
+// GiveAgain has the call return a descriptor of Left, if the caller has it still; if not it gives
+// another one. A program that had two would close one, and not the file.
+func (d *Deferred) GiveAgain(left Left, give Descriptor) (Left, error) {
+	if left.Number < 0 || !d.listener.srv.proc.IsSocket(d.Thread(), left.Number, give.Inode) {
+		return d.Give(give)
+	}
+	return d.give(give.FD, give.Inode, func(int, uint64) (int, error) { return left.Number, nil })
+}
+
+// give has the call return the number that add says, of the file that the agent has by own.
+func (d *Deferred) give(own int, inode uint64, add func(fd int, id uint64) (number int, err error)) (left Left, err error) {
+	left = Left{own, -1}
 	err = d.use(true, func(fd int, id uint64) error {
-		d.kept.inode = give.Inode // before the caller can have it: see reader.finish
-		number, err := addDescriptor(fd, id, give.FD, give.CloseOnExec)
+		d.kept.inode = inode // before the caller can have it: see reader.finish
+		number, err := add(fd, id)
 		if err != nil {
 			why := d.listener.srv.why.ofAnswer(err)
 			_ = sendErrno(fd, id, why.errno(err)) // fails if the caller has gone
 			return d.refused(fmt.Errorf("give descriptor to caller: %w", err))
 		}
-		closeFD(give.FD) // before the caller goes on: its close() must be the last
-		left = -1
+		closeFD(own) // before the caller goes on: its close() must be the last
+		left.FD = -1
 		if err := sendValue(fd, id, number); err != nil {
-			left = d.takeBack(number, give.Inode)
+			left = d.takeBack(number, inode)
 			return d.refused(fmt.Errorf("tell caller its descriptor: %w", err))
 		}
 		return nil
@@ -130,21 +153,22 @@ func (d *Deferred) Give(give Descriptor) (left int, err error) {
 	return left, err
 }
 
-// takeBack gives a socket that a caller has got and was not told of; -1 if it has it no more.
-func (d *Deferred) takeBack(number int, inode uint64) int {
+// takeBack gives a socket that a caller has got and was not told of; nothing if it has it no more.
+func (d *Deferred) takeBack(number int, inode uint64) Left {
+	none := Left{-1, -1}
 	if inode == 0 {
-		return -1
+		return none
 	}
 	fd, ok, err := d.listener.srv.proc.Take(d.Thread(), number)
 	if !ok || err != nil {
-		return -1
+		return none
 	}
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil || st.Ino != inode {
 		closeFD(fd)
-		return -1
+		return none
 	}
-	return fd
+	return Left{fd, number}
 }
 
 func (d *Deferred) refused(err error) error {

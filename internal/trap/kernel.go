@@ -77,23 +77,34 @@ func addDescriptor(fd int, id uint64, srcFD int, closeOnExec bool) (number int, 
 	if closeOnExec {
 		a.NewFDFlags = unix.O_CLOEXEC
 	}
-	n, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SECCOMP_IOCTL_NOTIF_ADDFD, uintptr(unsafe.Pointer(&a)))
-	if errno != 0 {
-		return -1, errno
+	for {
+		n, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SECCOMP_IOCTL_NOTIF_ADDFD, uintptr(unsafe.Pointer(&a)))
+		switch errno {
+		case 0:
+			return int(n), nil
+		case unix.EINTR: // as of send
+		default:
+			return -1, errno
+		}
 	}
-	return int(n), nil
 }
 
 // sendValue makes the call return value.
 func sendValue(fd int, id uint64, value int) error {
-	r := response{ID: id, Val: int64(value)}
-	return ioctl(fd, unix.SECCOMP_IOCTL_NOTIF_SEND, unsafe.Pointer(&r))
+	return send(fd, response{ID: id, Val: int64(value)})
 }
 
 // sendErrno makes the call return -errno.
 func sendErrno(fd int, id uint64, errno unix.Errno) error {
-	r := response{ID: id, Error: -int32(errno)}
-	return ioctl(fd, unix.SECCOMP_IOCTL_NOTIF_SEND, unsafe.Pointer(&r))
+	return send(fd, response{ID: id, Error: -int32(errno)})
+}
+
+// send answers. A signal of ours, which the runtime sends to preempt, says nothing of the caller.
+func send(fd int, r response) (err error) {
+	for err = unix.EINTR; err == unix.EINTR; {
+		err = ioctl(fd, unix.SECCOMP_IOCTL_NOTIF_SEND, unsafe.Pointer(&r))
+	}
+	return err
 }
 
 // stillWaits fails, in a way that gone knows, if nobody waits for an answer to notification id any

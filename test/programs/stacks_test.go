@@ -148,11 +148,12 @@ http { access_log off; server { listen %s; root %s; } }
 func TestStacks(t *testing.T) {
 	lab.NeedPrograms(t, "stacks", "nginx", "redis-server", "redis-cli", "iperf3", "curl", "python3")
 	withEachStack(t, func(t *testing.T, l stacksLab) {
-		copyPrograms(t, l.dir, "stack_names.py", "stack_echo.py", "stack_end.py")
+		copyPrograms(t, l.dir, "stack_names.py", "stack_echo.py", "stack_end.py", "stack_signals.py")
 		t.Run("nginx and curl", l.testWeb)
 		t.Run("redis", l.testRedis)
 		t.Run("iperf3", l.testIperf)
 		t.Run("names", l.testNames)
+		t.Run("signals", l.testSignals)
 		t.Run("go", l.testGo)
 		t.Run("lives", l.testLives)
 		t.Run("gone", l.testGone)
@@ -229,6 +230,19 @@ func (l stacksLab) testNames(t *testing.T) {
 	if want := "EINVAL EINVAL ECONNREFUSED EAGAIN EAGAIN x"; got != want {
 		t.Errorf("a program that looks for the other end of its pair: %s, want %s", got, want)
 	}
+}
+
+// testSignals has signals interrupt accept(): no program has a connection twice, of which it would
+// close one, and epoll tell it of that.
+func (l stacksLab) testSignals(t *testing.T) {
+	l = l.with(t)
+	const count = "300"
+	program := filepath.Join(l.dir, "stack_signals.py")
+	server := l.run("n1/c1", "python3", program, "server", "9004", count)
+	server.WaitFor("ready")
+	l.must("n2/c1", "python3", program, "client", l.address("n1/c1"), "9004", count)
+	// One descriptor more is that of the directory.
+	server.WaitFor("events of closed ones: 0 descriptors left: 0")
 }
 
 // testGo has a static program of Go serve, and another ask.

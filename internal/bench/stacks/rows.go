@@ -33,12 +33,8 @@ var Rows = []Row{
 	{Mode: "bbr", Stack: stack.Kernel, Settings: stack.Settings{Congestion: "bbr"}, Lab: true, Far: true},
 	{Mode: "dctcp", Stack: stack.Kernel, Settings: stack.Settings{Congestion: "dctcp"}, Object: "dctcp.bpf.o", Lab: true},
 	{Mode: "ledbat", Stack: stack.Kernel, Settings: stack.Settings{Congestion: "ledbat"}, Object: "ledbat.bpf.o", Far: true},
-	{Mode: "smoltcp", Stack: stack.Smoltcp, Lab: true, Far: true, Shared: true, Without: map[string]string{
-		"crr": "its server is told by epoll of what it has closed now and then: the module's descriptor of it goes a moment later",
-	}},
-	{Mode: "netstack", Stack: stack.Netstack, Lab: true, Far: true, Without: map[string]string{
-		"crr": "not measured since a connect() that a signal interrupts is made again",
-	}},
+	{Mode: "smoltcp", Stack: stack.Smoltcp, Lab: true, Far: true, Shared: true},
+	{Mode: "netstack", Stack: stack.Netstack, Lab: true, Far: true},
 }
 
 // Profiled is the container of Heddle with a profile of settings that change nothing of what is

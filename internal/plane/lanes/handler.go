@@ -136,8 +136,8 @@ func (p *Plane) answer(d *trap.Deferred, e *endpoint) error {
 		return err
 	}
 	if left, err := d.Give(trap.Descriptor{FD: file, CloseOnExec: true}); err != nil {
-		if left >= 0 {
-			closeFD(left)
+		if left.FD >= 0 {
+			closeFD(left.FD)
 		}
 		p.cfg.Log.Debug("a program did not get its lanes", "endpoint", e.Name, "err", err)
 	}

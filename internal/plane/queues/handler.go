@@ -131,7 +131,7 @@ func (p *Plane) answerRegion(ctx context.Context, d *trap.Deferred, l *link, e *
 		return p.why.failed.Because(err)
 	}
 	if left, err := d.Give(trap.Descriptor{FD: fd, CloseOnExec: true}); err != nil {
-		closeFD(left)
+		closeFD(left.FD)
 		p.cfg.Log.Debug("a program did not get its queues", "endpoint", e.Name, "region", r.id, "err", err)
 	}
 	return nil

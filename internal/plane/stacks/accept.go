@@ -152,12 +152,18 @@ func (c *call) deliver(fd int) {
 		err = unix.Fstat(fd, &st)
 	}
 	if err == nil {
-		left, err := c.giveConnection(fd, st.Ino, flags&unix.SOCK_CLOEXEC != 0)
+		left, err := c.giveConnection(n, fd, st.Ino, flags&unix.SOCK_CLOEXEC != 0)
 		if err != nil && left >= 0 { // its caller was interrupted: the next one has it
 			c.p.offer(c.t, n.Listener, left)
 		} else {
 			c.p.taken(c.t, n.ID)
 		}
+		return
+	}
+	if c.StillWaits() != nil { // it was interrupted: the connection is the next one's
+		c.leaveFile()
+		c.p.offer(c.t, n.Listener, fd)
+		c.end(0, err)
 		return
 	}
 	closeFD(fd)
@@ -172,8 +178,32 @@ func (p *Plane) taken(t *tenant, id uint64) {
 	}
 }
 
+// arrival is a connection that a listener has, and that no program can get yet.
+type arrival struct {
+	t            *tenant
+	id, listener uint64
+	fd           int
+}
+
+// arrivals are those whose descriptor the module may have, too, by tenant: who closed one would see
+// events of it as long as it has. It says SENT of one before it gives the tenant's next.
+type arrivals map[uint64]arrival
+
+func (all arrivals) add(a arrival) {
+	if before, is := all[a.t.number()]; is { // of whom SENT should have been said: it is lost
+		closeFD(before.fd)
+	}
+	all[a.t.number()] = a
+}
+
+func (all arrivals) end() {
+	for _, a := range all {
+		closeFD(a.fd)
+	}
+}
+
 // accepted hears of a connection that a listener has.
-func (p *Plane) accepted(message []byte, fd int) error {
+func (p *Plane) accepted(l *link, all arrivals, message []byte, fd int) error {
 	m, err := protocol.Parse[protocol.Accepted](message)
 	if err == nil && fd < 0 {
 		err = fmt.Errorf("%w: a connection without its socket", protocol.ErrMalformed)
@@ -206,7 +236,24 @@ func (p *Plane) accepted(message []byte, fd int) error {
 		p.cfg.Log.Error("a connection is lost", "endpoint", t.Name, "err", err)
 		return nil
 	}
-	p.offer(t, m.Listener, fd)
+	if l.tellsSent.Load() {
+		all.add(arrival{t, m.Head.ID, m.Listener, fd})
+	} else { // a module of before
+		p.offer(t, m.Listener, fd)
+	}
+	return nil
+}
+
+// sent hears that the descriptor of a connection is the agent's alone.
+func (p *Plane) sent(all arrivals, message []byte) error {
+	m, err := protocol.Parse[protocol.Plain](message)
+	if err != nil {
+		return err
+	}
+	if a, is := all[m.Head.Tenant]; is && a.id == m.Head.ID {
+		delete(all, m.Head.Tenant)
+		p.offer(a.t, a.listener, a.fd)
+	}
 	return nil
 }
 

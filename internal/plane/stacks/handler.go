@@ -305,9 +305,26 @@ func (c *call) nonblocking() bool {
 	return err == nil && flags&unix.O_NONBLOCK != 0
 }
 
-// giveConnection has the call return a descriptor. What is left is that of Give.
-func (c *call) giveConnection(fd int, inode uint64, closeOnExec bool) (left int, err error) {
+// giveConnection has the call return a descriptor: the one that the program has if this call is
+// one that was interrupted, and made again. left is the agent's, as after Give; -1: nothing is.
+func (c *call) giveConnection(n note, fd int, inode uint64, closeOnExec bool) (left int, err error) {
 	c.leaveFile() // as end does
 	c.t.awaitOffers()
-	return c.Give(trap.Descriptor{FD: fd, Inode: inode, CloseOnExec: closeOnExec})
+	exec := uint32(1)
+	if closeOnExec {
+		exec = 0
+	}
+	before := trap.Left{FD: -1, Number: -1}
+	if n.Exec == exec {
+		before.Number = int(n.Number) - 1
+	}
+	after, err := c.GiveAgain(before, trap.Descriptor{FD: fd, Inode: inode, CloseOnExec: closeOnExec})
+	if err == nil || after.FD < 0 || after.Number < 0 {
+		return after.FD, err
+	}
+	n.Number, n.Exec = uint32(after.Number)+1, exec
+	if failed := c.p.cfg.StackModules.SetNote(after.FD, n.bytes()); failed != nil {
+		c.p.cfg.Log.Debug("a program has a connection twice", "endpoint", c.t.Name, "err", failed)
+	}
+	return after.FD, err
 }

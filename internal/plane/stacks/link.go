@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -19,6 +20,8 @@ import (
 type link struct {
 	conn *net.UnixConn
 	pid  int // the module's process
+	// tellsSent says that the module says SENT.
+	tellsSent atomic.Bool
 
 	// writing is held for a write, which waits for a module that does not read. Such a one may wait
 	// for its answers to be read: who receives never takes it.

@@ -304,6 +304,10 @@ func (p *Plane) meet(ctx context.Context, m *module, l *link) error {
 	p.cfg.Log.Info("stack module is there", "name", strings.TrimRight(string(its.Name[:]), "\x00"), "pid", l.pid)
 	p.announce.Lock()
 	defer p.announce.Unlock()
+	if its.Features&protocol.CanTellSent != 0 {
+		l.tellsSent.Store(true)
+		send(l, &protocol.Plain{Head: protocol.Head{Type: protocol.TypeTellSent}})
+	}
 	send(l, &protocol.Plain{Head: protocol.Head{Type: protocol.TypeBegin}})
 	for _, t := range p.tenantsOf(m) {
 		p.tell(l, t)

@@ -54,6 +54,10 @@ type note struct {
 	Listener uint64
 	// Congestion is enum stack_congestion as the program set it.
 	Congestion uint32
+	// Number is one more than the descriptor of it that a process has that called accept() and was
+	// interrupted before it was told; 0: none has. Exec is whether that stays over exec().
+	Number uint32
+	Exec   uint32
 }
 
 func (n *note) bytes() (out [plane.NoteBytes]byte) {

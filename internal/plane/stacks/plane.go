@@ -275,6 +275,8 @@ func (p *Plane) makePairs() {
 
 // hear hears the module until it has ended.
 func (p *Plane) hear(l *link) error {
+	all := arrivals{}
+	defer all.end()
 	for {
 		head, message, fd, err := l.receive()
 		if err != nil {
@@ -282,7 +284,9 @@ func (p *Plane) hear(l *link) error {
 		}
 		switch head.Type {
 		case protocol.TypeAccepted:
-			err = p.accepted(message, fd)
+			err = p.accepted(l, all, message, fd)
+		case protocol.TypeSent:
+			err = p.sent(all, message)
 		case protocol.TypeEnded:
 			err = p.endedOne(message)
 		default:

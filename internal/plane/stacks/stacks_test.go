@@ -336,13 +336,14 @@ func (p *played) run() {
 	}
 }
 
-// hear wants a message of a type next, but for STATS.
+// hear wants a message of a type next, but for STATS and LIST, which the plane asks by itself: how
+// the module is, and what policy forbids.
 func (p *played) hear(want uint32) protocol.Head {
 	p.Helper()
 	for {
 		select {
 		case h := <-p.said:
-			if h.Type == protocol.TypeStats && want != h.Type {
+			if h.Type != want && (h.Type == protocol.TypeStats || h.Type == protocol.TypeList) {
 				continue
 			}
 			if h.Type != want {

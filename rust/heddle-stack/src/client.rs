@@ -199,6 +199,11 @@ impl Client {
         }
     }
 
+    /// What came that nobody has wanted yet.
+    pub fn kept(&self) -> impl Iterator<Item = &Heard> {
+        self.kept.iter()
+    }
+
     fn hear(&mut self) -> io::Result<Heard> {
         if !sys::wait_readable(self.socket.as_fd(), PATIENCE) {
             return Err(io::Error::from(io::ErrorKind::TimedOut));

@@ -293,6 +293,7 @@ impl Host {
         match request {
             Request::Hello { version } => return self.greet(head, version),
             Request::Begin => return self.begin(),
+            Request::TellSent => return self.outbox.tell_sent(),
             Request::End => return self.end(now),
             Request::Tenant(message) => {
                 let result = self.tenant(&message, descriptor, now);
@@ -338,7 +339,7 @@ impl Host {
         let hello = stack_hello {
             head: proto::answer_to(head),
             version: STACK_VERSION,
-            features: STACK_CAN_RENO | STACK_CAN_CUBIC | STACK_CAN_IPV6,
+            features: STACK_CAN_RENO | STACK_CAN_CUBIC | STACK_CAN_IPV6 | STACK_CAN_TELL_SENT,
             name,
         };
         self.outbox.send(proto::bytes(&hello), None);
@@ -516,6 +517,7 @@ fn ask(
         Request::Hello { .. }
         | Request::Begin
         | Request::End
+        | Request::TellSent
         | Request::Tenant(_)
         | Request::TenantGone => return,
     };

@@ -17,6 +17,8 @@ pub(crate) struct Outbox {
     connected: bool,
     /// And has named its tenants.
     live: bool,
+    /// It wants to hear when a descriptor that it was given is its own.
+    tells_sent: bool,
 }
 
 impl Outbox {
@@ -25,6 +27,15 @@ impl Outbox {
         self.queue.clear();
         self.connected = connected;
         self.live = false;
+        self.tells_sent = false;
+    }
+
+    pub(crate) fn tell_sent(&mut self) {
+        self.tells_sent = self.connected;
+    }
+
+    pub(crate) fn tells_sent(&self) -> bool {
+        self.tells_sent
     }
 
     pub(crate) fn go_live(&mut self) {

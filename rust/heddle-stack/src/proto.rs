@@ -51,6 +51,7 @@ pub enum Request {
     Close { abort: bool },
     Stats,
     List,
+    TellSent,
 }
 
 /// Reads a message of the agent's, which came with this many descriptors.
@@ -67,7 +68,9 @@ pub fn parse(bytes: &[u8], descriptors: usize) -> Result<(stack_head, Request), 
     let request = body(head.type_, bytes)?;
     // Who a message is about.
     let good = match request {
-        Request::Hello { .. } | Request::Begin | Request::End => head.tenant == 0 && head.id == 0,
+        Request::Hello { .. } | Request::Begin | Request::End | Request::TellSent => {
+            head.tenant == 0 && head.id == 0
+        }
         Request::Stats => head.id == 0,
         Request::Tenant(_) | Request::TenantGone | Request::List => {
             head.tenant != 0 && head.id == 0
@@ -134,6 +137,7 @@ fn body(kind: u32, bytes: &[u8]) -> Result<Request, Malformed> {
         }
         STACK_STATS => nothing(bytes, Request::Stats)?,
         STACK_LIST => nothing(bytes, Request::List)?,
+        STACK_TELL_SENT => nothing(bytes, Request::TellSent)?,
         _ => return Err(Malformed),
     })
 }

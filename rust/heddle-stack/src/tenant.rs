@@ -229,7 +229,7 @@ impl Tenant {
         s.memory_reserved = self.reserved as u64;
         s.tenants = 1;
         s.sockets = self.ports.count() as u64;
-        s.connections = self.established().into();
+        s.connections = self.live.into();
         s.segments_sent = self.device.out.sent;
         s.retransmits = self.device.out.retransmits;
         s.drop_device = self.device.out.dropped;

@@ -382,3 +382,48 @@ fn a_rate_is_not_exceeded() {
         });
     }
 }
+
+/// Processes of a module: its own, and those that it has started.
+fn processes(module: &Module) -> Vec<u32> {
+    let mut all = vec![module.pid()];
+    for task in std::fs::read_dir(format!("/proc/{}/task", module.pid())).unwrap() {
+        let children = std::fs::read_to_string(task.unwrap().path().join("children")).unwrap();
+        all.extend(children.split_whitespace().map(|pid| pid.parse::<u32>().unwrap()));
+    }
+    all
+}
+
+/// How many descriptors of a socket a module has.
+fn copies(module: &Module, inode: u64) -> usize {
+    let name = format!("socket:[{inode}]");
+    let is = |path: std::path::PathBuf| std::fs::read_link(path).is_ok_and(|to| to == *name);
+    let of = |pid| std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+    processes(module).into_iter().flat_map(of).filter(|f| is(f.as_ref().unwrap().path())).count()
+}
+
+#[test]
+fn a_program_s_end_is_the_agents_alone_once_the_module_says_so() {
+    let (mut a, mut b) = two(|_| ());
+    b.client.plain(STACK_TELL_SENT, 0, 0).unwrap();
+    let (listener, address) = b.client.listen(2, at("::", 0), 0, 64).unwrap().unwrap();
+    let mut programs = Vec::new();
+    for _ in 0..50 {
+        let to = at("10.9.0.2", address.port);
+        programs.push(a.client.connect(1, to, stack_options::default()).unwrap().unwrap());
+        let sent = b.client.wait(|h| h.head.type_ == STACK_SENT).unwrap();
+        let (accepted, program) = b.client.accept(listener).unwrap();
+        assert_eq!(sent.head.id, accepted.head.id);
+        let file = std::fs::File::from(std::os::fd::OwnedFd::from(program));
+        let inode = std::os::unix::fs::MetadataExt::ino(&file.metadata().unwrap());
+        assert_eq!(copies(&b, inode), 0);
+    }
+    // Who does not ask for it does not hear it.
+    let mut again = Client::open(&b.path).unwrap();
+    assert_eq!(again.tenant(tenant(2), None).unwrap(), 0);
+    again.plain(STACK_END, 0, 0).unwrap();
+    let to = at("10.9.0.2", address.port);
+    programs.push(a.client.connect(1, to, stack_options::default()).unwrap().unwrap());
+    let (accepted, _program) = again.accept(listener).unwrap();
+    assert_eq!(again.info(2, accepted.head.id).unwrap().unwrap().listener, listener);
+    assert!(!again.kept().any(|h| h.head.type_ == STACK_SENT));
+}

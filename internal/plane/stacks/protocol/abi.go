@@ -32,6 +32,7 @@ const (
 	CanBBR            = 0x4
 	CanSACK           = 0x8
 	CanIPv6           = 0x10
+	CanTellSent       = 0x20
 	TypeHello         = 0x1
 	TypeBegin         = 0x2
 	TypeEnd           = 0x3
@@ -46,9 +47,11 @@ const (
 	TypeClose         = 0xc
 	TypeStats         = 0xd
 	TypeList          = 0xe
+	TypeTellSent      = 0xf
 	TypeAccepted      = 0x20
 	TypeEnded         = 0x21
 	TypeListed        = 0x22
+	TypeSent          = 0x23
 	LinkIP            = 0x0
 	LinkEthernet      = 0x1
 	CongestionDefault = 0x0

@@ -36,6 +36,7 @@ const (
 	CanBBR            = C.STACK_CAN_BBR
 	CanSACK           = C.STACK_CAN_SACK
 	CanIPv6           = C.STACK_CAN_IPV6
+	CanTellSent       = C.STACK_CAN_TELL_SENT
 	TypeHello         = C.STACK_HELLO
 	TypeBegin         = C.STACK_BEGIN
 	TypeEnd           = C.STACK_END
@@ -50,9 +51,11 @@ const (
 	TypeClose         = C.STACK_CLOSE
 	TypeStats         = C.STACK_STATS
 	TypeList          = C.STACK_LIST
+	TypeTellSent      = C.STACK_TELL_SENT
 	TypeAccepted      = C.STACK_ACCEPTED
 	TypeEnded         = C.STACK_ENDED
 	TypeListed        = C.STACK_LISTED
+	TypeSent          = C.STACK_SENT
 	LinkIP            = C.STACK_LINK_IP
 	LinkEthernet      = C.STACK_LINK_ETHERNET
 	CongestionDefault = C.STACK_CONGESTION_DEFAULT

@@ -113,12 +113,12 @@ func (h *deferring) Answer(c *trap.Call) error {
 	go func() {
 		fd, err := unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		if err == nil {
-			var left int
+			var left trap.Left
 			left, err = d.Give(trap.Descriptor{FD: fd})
-			if _, open := unix.FcntlInt(uintptr(left), unix.F_GETFD, 0); err != nil && open != nil {
+			if _, open := unix.FcntlInt(uintptr(left.FD), unix.F_GETFD, 0); err != nil && open != nil {
 				err = fmt.Errorf("the descriptor that nobody got is closed: %w", open)
 			} else if err != nil {
-				_ = unix.Close(left)
+				_ = unix.Close(left.FD)
 			}
 		}
 		h.errs <- err
@@ -146,6 +146,59 @@ func TestDeferredFile(t *testing.T) {
 	}
 	if err := <-h.errs; !errors.Is(err, unix.EMFILE) {
 		t.Errorf("the handler heard %v, want EMFILE", err)
+	}
+}
+
+// again gives a socket, and gives it again by the number that a caller is said to have.
+type again struct {
+	priorities
+	socket int
+	inode  uint64
+	left   chan trap.Left
+	errs   chan error
+}
+
+func (h *again) Answer(c *trap.Call) error {
+	d := c.Defer()
+	go func() {
+		own, err := unix.FcntlInt(uintptr(h.socket), unix.F_DUPFD_CLOEXEC, 0)
+		if err == nil {
+			_, err = d.GiveAgain(<-h.left, trap.Descriptor{FD: own, Inode: h.inode})
+		}
+		h.errs <- err
+	}()
+	return nil
+}
+
+// TestGivenAgain: a caller that was interrupted, and has the socket already, is told of the number by
+// which it has it; if it has it no more, it gets it once more.
+func TestGivenAgain(t *testing.T) {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	testutil.NoError(t, err)
+	t.Cleanup(func() { _, _ = unix.Close(pair[0]), unix.Close(pair[1]) })
+	var st unix.Stat_t
+	testutil.NoError(t, unix.Fstat(pair[0], &st))
+	h := &again{socket: pair[0], inode: st.Ino, left: make(chan trap.Left, 1), errs: make(chan error, 1)}
+	path := socketPath(t)
+	cfg := testConfig(path, "", &testMaker{})
+	cfg.others = []trap.Handler{h}
+	serve(t, cfg)
+	c := trapped(t, path, testName)
+	ask := func(has int) int {
+		t.Helper()
+		h.left <- trap.Left{FD: -1, Number: has}
+		o := c.do(command{Op: "priority", Type: unix.PRIO_USER})
+		if err := <-h.errs; err != nil || o.Errno != 0 {
+			t.Fatalf("%v, %+v", err, o)
+		}
+		return o.OK
+	}
+	first := ask(-1)
+	if got := ask(first); got != first {
+		t.Errorf("given again: %d, want %d, which it has", got, first)
+	}
+	if got := ask(first + 100); got == first || got == first+100 {
+		t.Errorf("given again: %d, which is another one's", got)
 	}
 }
 

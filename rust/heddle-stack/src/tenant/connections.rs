@@ -289,4 +289,9 @@ fn announce(tenant: u64, connection: &mut Connection, outbox: &mut Outbox) {
         remote: named(connection.remote),
     };
     outbox.tell(proto::bytes(&accepted), Some(program));
+    if outbox.tells_sent() {
+        // The outbox closes its descriptor before it sends the next message.
+        let head = stack_head { type_: STACK_SENT, ..head };
+        outbox.tell(proto::bytes(&stack_plain { head }), None);
+    }
 }

@@ -1,0 +1,62 @@
+# Many short connections, to a server that signals interrupt all the time.
+# stack_signals.py server PORT COUNT
+# stack_signals.py client ADDRESS PORT COUNT
+import os
+import select
+import signal
+import socket
+import sys
+
+
+def serve(port, count):
+    listener = socket.create_server(("", port), backlog=64)
+    listener.setblocking(False)
+    epoll = select.epoll()
+    epoll.register(listener, select.EPOLLIN)
+    before = set(os.listdir("/proc/self/fd"))
+    signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
+    print("ready", flush=True)
+    live, ended, strays = set(), 0, 0
+    while ended < count:
+        for fd, _ in epoll.poll():
+            if fd == listener.fileno():
+                try:
+                    # accept() alone would call getsockname(), which the agent answers, too: a signal
+                    # would take the program out of it while the agent still looks at the socket.
+                    conn, _ = listener._accept()
+                except BlockingIOError:
+                    continue
+                live.add(conn)
+                epoll.register(conn, select.EPOLLIN)
+            elif fd not in live:
+                strays += 1  # it is closed
+                ended += 1
+            else:
+                try:
+                    data = os.read(fd, 100)
+                except ConnectionResetError:
+                    data = b""
+                if data:
+                    os.write(fd, data)
+                else:
+                    live.discard(fd)
+                    os.close(fd)
+                    ended += 1
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    left = set(os.listdir("/proc/self/fd")) - before
+    print("events of closed ones:", strays, "descriptors left:", len(left), flush=True)
+
+
+def ask(address, port, count):
+    for _ in range(count):
+        with socket.create_connection((address, port), 20) as conn:
+            conn.sendall(b"x")
+            if conn.recv(1) != b"x":
+                sys.exit("no echo")
+
+
+if sys.argv[1] == "server":
+    serve(int(sys.argv[2]), int(sys.argv[3]))
+else:
+    ask(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

@@ -589,19 +589,18 @@ impl Pair {
         sends: u32,
         receives: u32,
     ) -> io::Result<Self> {
-        let pair = Self::create(domain, completions, sends, receives, 1)?;
+        let pair = Self::create(domain, completions, QPT_RC, (sends, receives, 1))?;
         let init = QpAttr { qp_state: QPS_INIT, port_num: PORT, ..QpAttr::default() };
         pair.modify(init, MASK_STATE | MASK_PKEY | MASK_PORT | MASK_ACCESS)?;
         Ok(pair)
     }
 
-    /// One in RESET, whose requests have so many entries at most.
+    /// One in RESET, of a type (`enum ibv_qp_type`), whose requests have so many entries at most.
     fn create(
         domain: &Arc<Domain>,
         completions: &Arc<Completions>,
-        sends: u32,
-        receives: u32,
-        entries: u32,
+        qp_type: u32,
+        (sends, receives, entries): (u32, u32, u32),
     ) -> io::Result<Self> {
         let cap = Cap {
             max_send_wr: sends,
@@ -617,7 +616,7 @@ impl Pair {
             recv_cq: cq,
             srq: null_mut(),
             cap,
-            qp_type: QPT_RC,
+            qp_type,
             sq_sig_all: 0,
         };
         // SAFETY: domain and queue are there; the library writes what it grants.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use verbs_protocol::abi::{verbs_qp_attr, verbs_send};
 use verbs_protocol::ibv;
+use verbs_qp::Service;
 
 use super::layout::{self, AhAttr, QpAttr, RecvWr, SendWr, Sge};
 use super::{
@@ -45,10 +46,11 @@ impl Pair {
     pub(crate) fn of_program(
         domain: &Arc<Domain>,
         completions: &Arc<Completions>,
+        service: Service,
         (sends, receives): (u32, u32),
     ) -> io::Result<Self> {
         let entries = u32::try_from(PARTS).unwrap_or(1);
-        Self::create(domain, completions, sends, receives, entries)
+        Self::create(domain, completions, service.number(), (sends, receives, entries))
     }
 
     /// Ends all that it has under way. The card touches no memory for it afterwards.
@@ -73,7 +75,12 @@ impl Pair {
     }
 
     /// From INIT to RTR, by the attributes of a program, from the card's own GID.
-    pub(crate) fn ready_to_receive(&self, own: &Port, attr: &verbs_qp_attr) -> io::Result<()> {
+    pub(crate) fn ready_to_receive(
+        &self,
+        service: Service,
+        own: &Port,
+        attr: &verbs_qp_attr,
+    ) -> io::Result<()> {
         let address = &attr.address;
         let ah_attr = AhAttr {
             dgid: address.gid,
@@ -94,18 +101,13 @@ impl Pair {
             min_rnr_timer: attr.min_rnr_timer,
             ..QpAttr::default()
         };
-        let mask = MASK_STATE
-            | MASK_AV
-            | MASK_MTU
-            | MASK_DEST_QP
-            | MASK_RQ_PSN
-            | MASK_DEST_RD_ATOMIC
-            | MASK_RNR_TIMER;
-        self.modify(receive, mask)
+        let answers = when(service, MASK_DEST_RD_ATOMIC | MASK_RNR_TIMER);
+        let mask = MASK_STATE | MASK_AV | MASK_MTU | MASK_DEST_QP | MASK_RQ_PSN;
+        self.modify(receive, mask | answers)
     }
 
     /// From RTR to RTS.
-    pub(crate) fn ready_to_send(&self, attr: &verbs_qp_attr) -> io::Result<()> {
+    pub(crate) fn ready_to_send(&self, service: Service, attr: &verbs_qp_attr) -> io::Result<()> {
         let send = QpAttr {
             qp_state: QPS_RTS,
             sq_psn: attr.sq_psn & 0xff_ffff,
@@ -115,13 +117,8 @@ impl Pair {
             max_rd_atomic: attr.max_rd_atomic,
             ..QpAttr::default()
         };
-        let mask = MASK_STATE
-            | MASK_SQ_PSN
-            | MASK_TIMEOUT
-            | MASK_RETRIES
-            | MASK_RNR_RETRIES
-            | MASK_RD_ATOMIC;
-        self.modify(send, mask)
+        let retries = MASK_TIMEOUT | MASK_RETRIES | MASK_RNR_RETRIES | MASK_RD_ATOMIC;
+        self.modify(send, MASK_STATE | MASK_SQ_PSN | when(service, retries))
     }
 
     /// Asks for what a program does, with these bytes; it is always told of.
@@ -166,6 +163,11 @@ impl Pair {
 /// `enum ibv_send_flags`.
 const SEND_FENCE: u32 = 1;
 const SEND_SOLICITED: u32 = 4;
+
+/// What a reliable queue pair alone has.
+fn when(service: Service, mask: c_int) -> c_int {
+    if service == Service::ReliableConnection { mask } else { 0 }
+}
 
 fn count(parts: &[Part]) -> c_int {
     c_int::try_from(parts.len()).unwrap_or(0)

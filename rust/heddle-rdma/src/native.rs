@@ -210,7 +210,7 @@ impl Objects {
         self.expect_native(number);
         let qp = self.qps.get(number).ok_or_else(none)?;
         match qp.native.as_ref().filter(|n| n.phase == Phase::Live) {
-            Some(native) => native.pair.ready_to_receive(&port, &qp.attr),
+            Some(native) => native.pair.ready_to_receive(qp.service, &port, &qp.attr),
             // A receive request of it was wrong.
             None => Ok(()),
         }
@@ -282,7 +282,7 @@ impl Objects {
             }
             if !native.sends {
                 native.sends = true;
-                if native.pair.ready_to_send(&qp.attr).is_err() {
+                if native.pair.ready_to_send(qp.service, &qp.attr).is_err() {
                     self.note_of(number, Reason::CardRefused);
                     self.fail_fatally(number);
                     return true;

@@ -1,5 +1,5 @@
 //! Peers without Heddle: which queue pairs may have one, and until when. An endpoint that the
-//! operator lets outside has the card's own GID behind its others. Its reliable queue pairs have
+//! operator lets outside has the card's own GID behind its others. Its connected queue pairs have
 //! one of the card each from the start, under whose number they go, as nobody translates what
 //! programs tell such a peer. One that names that GID at RTR goes by the card alone (`native`),
 //! once the agent has said that it may. `docs/decisions/0080-peers-without-heddle.md`.
@@ -110,10 +110,10 @@ impl Objects {
     ) -> Option<Box<Native>> {
         let service = Service::from_number(request.type_)?;
         let may = self.endpoints.get(endpoint)?.outside || !protects(Protection::Outside);
-        if !may || service != Service::ReliableConnection || request.srq != 0 {
+        if !may || !service.is_connected() || request.srq != 0 {
             return None;
         }
-        let reason = match self.make_native(endpoint, request.pd) {
+        let reason = match self.make_native(endpoint, request.pd, service) {
             Ok(native) => return Some(native),
             Err(err) if err.raw_os_error() == Some(libc::ENODEV) => Reason::CardGone,
             Err(err) if err.raw_os_error() == Some(libc::ENOSPC) => Reason::CardFull,
@@ -123,7 +123,7 @@ impl Objects {
         None
     }
 
-    fn make_native(&mut self, endpoint: u32, pd: u32) -> io::Result<Box<Native>> {
+    fn make_native(&mut self, endpoint: u32, pd: u32, service: Service) -> io::Result<Box<Native>> {
         let error = io::Error::from_raw_os_error;
         let completions = self.outside_completions()?;
         let domain = self.card_domain(pd)?;
@@ -136,7 +136,7 @@ impl Objects {
         }
         let mut others = Vec::new();
         let pair = loop {
-            let pair = Pair::of_program(&domain, &completions, (SENDS, RECEIVES))?;
+            let pair = Pair::of_program(&domain, &completions, service, (SENDS, RECEIVES))?;
             if self.qps.get(pair.number()).is_none() {
                 break pair;
             }

@@ -562,7 +562,7 @@ impl Objects {
         let live = matches!(qp.state, State::ReadyToSend | State::SendQueueDrained);
         let service = qp.service;
         // What was begun on a connection has no end any more.
-        let begun = service.is_connected() && self.is_remote(number);
+        let begun = service.is_connected() && (self.is_remote(number) || self.is_native(number));
         if service == Service::ReliableConnection || !live || begun {
             return self.fail(number);
         }

@@ -129,6 +129,9 @@ for test in "ib_write_bw -n 60 -s 65536" "ib_write_lat -n 20 -s 8" "ib_read_bw -
 	by_card 1 "$test -x @ -F"
 	by_peer 2 "$test -x @ -F"
 done
+# What comes to a container before the agent has allowed it is lost: nobody sends it again for UC.
+by_card 1 "ibv_uc_pingpong -g @ -n 20 -c"
+by_card 1 "ib_write_bw -c UC -n 60 -s 65536 -x @ -F"
 by_card 1 "ib_write_bw -n 20 -s 65536 -q 3 -x @ -F"
 
 say "policy forbids it: what there is ends"

@@ -187,6 +187,7 @@ func TestMachine(t *testing.T) {
 	server.Must(`c.close()`)
 	console.waitFor("machine: by smoltcp", 1)
 	server.Must(`c, _ = l.accept()`)
+	console.waitFor("connected from", 2) // the peer knows that first
 
 	var parent int
 	qemu := started(t, "qemu-system-x86_64", func(words []string, p int) bool {

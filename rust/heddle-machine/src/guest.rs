@@ -247,6 +247,10 @@ impl Guest {
             let local = socket.local;
             self.make(number);
             if let Some(local) = local {
+                // Connections of the service before may be in TIME-WAIT there.
+                let option = u16::try_from(QUEUES_OPTION_REUSE_ADDRESS).unwrap_or(0);
+                let reuse = queues_nqe { option, credit: 1, ..nqe::job(QUEUES_SET, number) };
+                self.say(queues_nqe { flags: 1, ..reuse });
                 self.say(nqe::named(nqe::job(QUEUES_BIND, number), local));
             }
             if let Some(credit) = backlog {

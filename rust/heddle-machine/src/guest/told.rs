@@ -52,6 +52,9 @@ impl Guest {
             if matches!(socket.state, State::Fresh) {
                 socket.state = State::Bound;
             }
+        } else if socket.asks.is_none() {
+            // It was bound at an earlier service: its program is to hear of it.
+            return self.close(number, true);
         }
         self.answer_of_socket(number, nqe.error);
     }

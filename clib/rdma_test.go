@@ -8,6 +8,7 @@ import (
 
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -24,6 +25,17 @@ const (
 	agentConnect  = 6
 	agentReply    = 7
 	agentAccepted = 8
+	agentStats    = 10
+	// agentStatistics answers it.
+	agentStatistics = 11
+)
+
+// What a STATISTICS has of ids of RDMA-CM.
+const (
+	statisticsOfIDs = 3
+	recordsAt       = 32
+	idStateAt       = 54
+	idListens       = 4
 )
 
 // agent plays the agent of the node for heddle-rdma: it names endpoints, and connects any two of
@@ -34,13 +46,14 @@ type agent struct {
 	router  *exec.Cmd
 	said    bytes.Buffer
 	numbers map[[16]byte]uint64 // of endpoints, by GID
+	answers chan []byte         // each STATISTICS; closed when the router has ended
 }
 
 // startRDMA starts heddle-rdma, as `make build` made it, with one endpoint for each GID, and gives
 // the folders of their control sockets.
 func startRDMA(t *testing.T, gids ...[4]byte) (a *agent, dirs []string) {
 	t.Helper()
-	a = &agent{t: t, numbers: map[[16]byte]uint64{}}
+	a = &agent{t: t, numbers: map[[16]byte]uint64{}, answers: make(chan []byte, 1)}
 	socket := filepath.Join(t.TempDir(), "agent")
 	a.router = exec.Command(filepath.Join(filepath.Dir(library(t)), "heddle-rdma"), "--agent", socket)
 	a.router.Stdout, a.router.Stderr = &a.said, &a.said
@@ -72,7 +85,8 @@ func startRDMA(t *testing.T, gids ...[4]byte) (a *agent, dirs []string) {
 
 // serve answers what the router asks until it ends.
 func (a *agent) serve() {
-	message := make([]byte, 4096)
+	defer close(a.answers)
+	message := make([]byte, 1<<15)
 	for {
 		n, err := unix.Read(a.control, message)
 		if errors.Is(err, unix.EINTR) {
@@ -81,10 +95,30 @@ func (a *agent) serve() {
 		if err != nil || n < 16 {
 			return
 		}
-		if order.Uint32(message) == agentConnect {
+		switch order.Uint32(message) {
+		case agentConnect:
 			a.connect(message[:n])
+		case agentStatistics:
+			a.answers <- bytes.Clone(message[:n])
 		}
 	}
+}
+
+// listens reports whether a program listens by RDMA-CM.
+func (a *agent) listens() bool {
+	a.t.Helper()
+	a.send(agentStats, 0, 0, []byte{statisticsOfIDs, 0, 0, 0, 0, 0, 0, 0}, -1)
+	answer, ok := <-a.answers
+	if !ok {
+		a.t.Fatal("the router has ended")
+	}
+	size := int(order.Uint32(answer[recordsAt-4:]))
+	for record := range slices.Chunk(answer[recordsAt:], size) {
+		if record[idStateAt] == idListens {
+			return true
+		}
+	}
+	return false
 }
 
 // connect gives the two ends of a connection to the endpoint that asks and to the one it asks for.

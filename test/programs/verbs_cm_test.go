@@ -2,12 +2,16 @@ package programs
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/testutil"
 )
 
@@ -30,48 +34,81 @@ const preload = "env LD_PRELOAD=/usr/lib/x86_64-linux-gnu/rsocket/librspreload.s
 // refused matches what programs say of an event with an errno, which no later attempt changes.
 var refused = regexp.MustCompile(`RDMA_CM_EVENT_UNREACHABLE, error:? -`)
 
-// gaveUp is what a client of perftest says that has connected for what the two tell each other, and
-// did not find the server listening once more within a second, which a server under load is not.
-// That server takes the first connection of the next client for the second one, and both wait for
-// ever.
-const gaveUp = "Unable to connect (retries"
+// tooLate matches what a client of perftest says that has connected for what the two tell each
+// other, and did not find the server listening for the other connection, as under load. That server
+// takes the first connection of the next client for the second one, and both wait for ever.
+var tooLate = regexp.MustCompile(`RDMA_CM_EVENT_REJECTED|Unexpected CM event`)
 
-// connect runs a server in n1/c1 and a client, which begins anew as long as nobody listens, and
-// both if the client gave up.
+// connect runs a server in n1/c1 and a client, which begins anew as long as nobody listens. Of
+// perftest both do so.
 func (l verbsLab) connect(client, serve, connect string) (served, said string, err error) {
-	l.Helper()
-	for again := true; again; again = strings.Contains(said, gaveUp) {
-		served, said, err = l.connectOnce(client, serve, connect)
-	}
-	return served, said, err
-}
-
-func (l verbsLab) connectOnce(client, serve, connect string) (served, said string, err error) {
 	l.Helper()
 	ctx, cancel := context.WithTimeout(l.Context(), testutil.WaitTimeout)
 	defer cancel()
-	server := l.exec(ctx, "n1/c1", strings.Fields(serve))
-	var out strings.Builder
-	server.Stdout, server.Stderr = &out, &out
-	testutil.NoError(l, server.Start())
 	addr, err := l.heddle(ctx, "lab", "ip", "n1/c1").Output()
 	testutil.NoError(l, err)
 	words := append(strings.Fields(connect), strings.TrimSpace(string(addr)))
+	isPerftest := strings.HasPrefix(serve, "ib_")
+	for {
+		served, said, err = l.connectOnce(ctx, client, strings.Fields(serve), words, isPerftest)
+		if err == nil || ctx.Err() != nil || !isPerftest || !tooLate.MatchString(said) {
+			return served, said, err
+		}
+	}
+}
+
+// connectOnce does so with one server; with one client, too, if that is to wait until the server
+// listens.
+func (l verbsLab) connectOnce(ctx context.Context, client string, serve, connect []string, waits bool) (served, said string, err error) {
+	l.Helper()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if waits { // the last server may be about to end
+		testutil.NoError(l, l.listens(ctx, false, nil))
+	}
+	server := l.exec(ctx, "n1/c1", serve)
+	var out strings.Builder
+	server.Stdout, server.Stderr = &out, &out
+	testutil.NoError(l, server.Start())
 	ended := make(chan error, 1)
 	go func() { ended <- server.Wait() }()
+	if waits {
+		testutil.NoError(l, l.listens(ctx, true, ended))
+	}
 	for {
-		answer, err := l.exec(ctx, client, words).CombinedOutput()
+		answer, err := l.exec(ctx, client, connect).CombinedOutput()
 		said = string(answer)
 		select {
 		case served := <-ended:
 			return out.String(), said, errorsOf(err, served)
 		default: // it may not have listened yet
 		}
-		if err == nil || ctx.Err() != nil || refused.MatchString(said) || strings.Contains(said, gaveUp) {
+		if err == nil || ctx.Err() != nil || waits || refused.MatchString(said) {
 			if err != nil {
 				cancel()
 			}
 			return out.String(), said, errorsOf(err, <-ended)
+		}
+	}
+}
+
+// listens waits until a program of n1/c1 listens by RDMA-CM, or none, and at most until one has
+// ended.
+func (l verbsLab) listens(ctx context.Context, want bool, ended <-chan error) error {
+	l.Helper()
+	for tick := time.NewTicker(20 * time.Millisecond); ; {
+		state, err := l.rdma("n1")
+		testutil.NoError(l, err)
+		is := func(id api.CMID) bool { return strings.HasSuffix(id.Endpoint, "c1") && id.State == "listening" }
+		if slices.ContainsFunc(state.CMIDs, is) == want {
+			return nil
+		}
+		select {
+		case err := <-ended:
+			return fmt.Errorf("it ended before it listened: %w", err)
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
 		}
 	}
 }

@@ -100,6 +100,13 @@ func printStacks(out io.Writer, list []nodeStacks) error {
 				modules.row(append([]string{"  " + t.Endpoint, n.Node, "", ""}, useOf(t.StackUse)...)...)
 			}
 			tenants++
+			if m.Drain != nil {
+				when := ""
+				if m.Drain.Until != nil {
+					when = ", at the latest at " + m.Drain.Until.Format(time.RFC3339)
+				}
+				notes = append(notes, fmt.Sprintf("%s: another build of the module %s is installed: it takes over when no connection lives by this one%s", n.Node, m.Stack, when))
+			}
 		}
 		for _, fault := range n.Faults {
 			notes = append(notes, n.Node+": "+fault)

@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -103,6 +104,7 @@ type flags struct {
 	verbs                                        model.VerbsLimits
 	rdmaDevice                                   string
 	rdmaOutside                                  []string
+	stackDrain                                   time.Duration
 }
 
 func (f *flags) register(cmd *cobra.Command) {
@@ -130,6 +132,7 @@ func (f *flags) register(cmd *cobra.Command) {
 	p.DurationVar(&f.cfg.ForgetAfter, "forget-nodes-after", node.DefaultForgetAfter, "remove nodes from the network whose agent is gone and that answer no probes for this long; 0: never")
 	p.Uint64Var(&f.cfg.EndpointSockets, "endpoint-sockets", node.DefaultEndpointSockets, "how many TCP sockets a container's endpoint may have")
 	p.Uint32Var(&f.cfg.EndpointPorts, "endpoint-ports", 0, "how many of the node's ephemeral ports a container's endpoint may hold by bind or listen (default a quarter of them)")
+	p.DurationVar(&f.stackDrain, "stack-drain", 0, "end a stack module of an earlier build than the one installed after this long, with the connections that live by it; 0: when none does (docs/howto/stacks.md)")
 	p.StringVar(&f.rdmaDevice, "rdma-device", "", "RDMA card that queue pairs of containers go by between nodes, as ibv_devices names it (docs/howto/rdma.md)")
 	p.StringSliceVar(&f.rdmaOutside, "rdma-outside", nil, "addresses (prefixes) of peers without Heddle that containers reach by the card, if `heddle endpoints verbs --outside` lets them")
 	for _, q := range []struct {
@@ -187,6 +190,9 @@ func (f *flags) config() (node.Config, error) {
 			return cfg, fmt.Errorf("--rdma-device: %w", err)
 		}
 	}
+	if f.stackDrain < 0 {
+		return cfg, fmt.Errorf("--stack-drain %s: less than 0", f.stackDrain)
+	}
 	outside, err := parsePrefixes("--rdma-outside", f.rdmaOutside)
 	if err != nil {
 		return cfg, err
@@ -201,7 +207,7 @@ func (f *flags) config() (node.Config, error) {
 	cfg.Planes = func(h plane.Host) ([]plane.Plane, error) {
 		modules, err := stacks.Open(stacks.Config{
 			StateDir: cfg.StateDir, Self: self, StackModules: h.StackModules, Traps: h.Traps, Keeper: h.Keeper, StacksChanged: h.StacksChanged,
-			Faults: h.Faults, Log: h.Log,
+			Drain: f.stackDrain, Faults: h.Faults, Log: h.Log,
 		})
 		if err != nil {
 			return nil, err

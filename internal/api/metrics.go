@@ -105,6 +105,7 @@ var (
 var (
 	stackUpDesc          = prometheus.NewDesc("heddle_stack_module_up", "1 while the stack module runs.", []string{"stack"}, nil)
 	stackEndedDesc       = prometheus.NewDesc("heddle_stack_module_ended_total", "Stack modules that have ended.", []string{"stack"}, nil)
+	stackDrainDesc       = prometheus.NewDesc("heddle_stack_module_draining", "1 while another build of the stack module waits for its connections to end.", []string{"stack"}, nil)
 	stackProcessorDesc   = prometheus.NewDesc("heddle_stack_module_processor_seconds_total", "Processor time of the stack module.", []string{"stack"}, nil)
 	stackRetransmitsDesc = prometheus.NewDesc("heddle_stack_module_retransmits_total", "Segments that the stack module sent again.", []string{"stack"}, nil)
 	stackDroppedDesc     = prometheus.NewDesc("heddle_stack_module_dropped_total", "Packets that came and the stack module dropped.", []string{"stack"}, nil)
@@ -236,6 +237,7 @@ func collectStacks(modules []StackModule, gauge func(*prometheus.Desc, float64, 
 		kind := string(m.Stack)
 		gauge(stackUpDesc, oneIf(m.PID != 0), kind)
 		counter(stackEndedDesc, m.Ended, kind)
+		gauge(stackDrainDesc, oneIf(m.Drain != nil), kind)
 		counter(stackRetransmitsDesc, m.Retransmits, kind)
 		counter(stackDroppedDesc, m.Dropped, kind)
 		counter(stackRefusedDesc, m.Refused, kind)

@@ -71,8 +71,16 @@ type StackModule struct {
 	Stack stack.Kind `json:"stack"`
 	PID   int        `json:"pid"`   // 0: it does not run
 	Ended uint64     `json:"ended"` // how many before it did, since the agent has run
+	// Drain says that another build is installed, which takes its place.
+	Drain *StackDrain `json:"drain,omitempty"`
 	StackUse
 	Tenants []StackTenant `json:"tenants"` // by name
+}
+
+// StackDrain is how long a module stays that is to be replaced: until no connection lives by it.
+type StackDrain struct {
+	// Until is when it is ended if some do still; nil: never.
+	Until *time.Time `json:"until,omitempty"`
 }
 
 // StackTenant is what a module uses for one endpoint.

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/plane/process"
 	"heddle.dev/heddle/internal/plane/stacks/protocol"
 	"heddle.dev/heddle/internal/stack"
@@ -56,10 +57,11 @@ type module struct {
 	wake chan struct{} // of run: there is a tenant
 
 	// Guarded by Plane.mu.
-	link   *link         // that has been told of all tenants; nil: none
-	there  chan struct{} // closed when there is one
-	failed error         // why the last try to have one failed; nil: it did not
-	ended  uint64        // how many have
+	link   *link           // that has been told of all tenants; nil: none
+	there  chan struct{}   // closed when there is one
+	failed error           // why the last try to have one failed; nil: it did not
+	ended  uint64          // how many have
+	drains *api.StackDrain // nil: the module is of the build that is installed
 }
 
 func newModules() map[stack.Kind]*module {
@@ -244,7 +246,7 @@ func (p *Plane) serve(ctx context.Context, m *module, l *link) error {
 func (p *Plane) setLink(m *module, l *link) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	m.link = l
+	m.link, m.drains = l, nil
 	if l == nil {
 		m.there = make(chan struct{})
 		return

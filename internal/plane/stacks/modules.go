@@ -27,7 +27,7 @@ func (p *Plane) StackModules(ctx context.Context) (out []api.StackModule, err er
 		m := p.modules[kind]
 		tenants := p.tenantsOf(m)
 		p.mu.Lock()
-		l, report := m.link, api.StackModule{Stack: kind, Ended: m.ended}
+		l, report := m.link, api.StackModule{Stack: kind, Ended: m.ended, Drain: m.drains}
 		p.mu.Unlock()
 		if l != nil {
 			report.PID = l.pid

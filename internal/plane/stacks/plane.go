@@ -49,8 +49,11 @@ type Config struct {
 	// Keeper and StacksChanged are those of plane.Host.
 	Keeper        func() trap.Keeper
 	StacksChanged func()
-	Faults        plane.Faults
-	Log           *slog.Logger
+	// Drain is how long a module of an earlier build than the one installed may have connections;
+	// 0: for ever.
+	Drain  time.Duration
+	Faults plane.Faults
+	Log    *slog.Logger
 }
 
 // Plane is the plane of stack modules of one node.

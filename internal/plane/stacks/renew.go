@@ -3,9 +3,11 @@ package stacks
 import (
 	"fmt"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/plane/process"
 	"heddle.dev/heddle/internal/plane/stacks/protocol"
 )
@@ -17,8 +19,8 @@ type build struct {
 }
 
 // renew ends a module that runs another build than the one installed, once no connection lives by
-// it: the next one is started at once, and told of all that is bound or listens. A module with
-// connections stays: they end with it.
+// it, or it has drained for as long as it may: the next one is started at once, and told of all
+// that is bound or listens. Until then its connections live on, and new ones are its, too.
 func (p *Plane) renew(m *module, l *link, b *build, s *protocol.Stats) error {
 	path, err := FindProgram(m.kind, p.cfg.Self)
 	if err != nil {
@@ -34,13 +36,39 @@ func (p *Plane) renew(m *module, l *link, b *build, s *protocol.Stats) error {
 			return nil // it has ended, or the file is just being replaced
 		}
 		*b = build{at, same}
-		if !same {
-			p.cfg.Log.Info("another build of the stack module is installed: it takes over when no connection lives", "module", m.name, "pid", l.pid)
-		}
 	}
-	if b.same || s.Connections != s.TimeWait {
+	until, drains := p.drain(m, l, b.same)
+	idle, over := s.Connections == s.TimeWait, !until.IsZero() && !time.Now().Before(until)
+	if !drains || !idle && !over {
 		return nil
 	}
 	_ = unix.Kill(l.pid, unix.SIGKILL) // or it has just ended
-	return fmt.Errorf("%s, process %d, ran another build than the one installed, and nothing was connected by it: it is started anew", m.name, l.pid)
+	if idle {
+		return fmt.Errorf("%s, process %d, ran another build than the one installed, and nothing was connected by it: it is started anew", m.name, l.pid)
+	}
+	return fmt.Errorf("%s, process %d, ran another build than the one installed for %s (--stack-drain), and was ended with %d connections: it is started anew", m.name, l.pid, p.cfg.Drain, s.Connections-s.TimeWait)
+}
+
+// drain notes that a module is to be replaced, or is not; until is when it is ended in any case,
+// zero if it is not.
+func (p *Plane) drain(m *module, l *link, same bool) (until time.Time, drains bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if same {
+		m.drains = nil
+		return until, false
+	}
+	if m.drains == nil {
+		m.drains = &api.StackDrain{}
+		latest := "never"
+		if p.cfg.Drain > 0 {
+			end := time.Now().Add(p.cfg.Drain)
+			m.drains.Until, latest = &end, end.Format(time.RFC3339)
+		}
+		p.cfg.Log.Info("another build of the stack module is installed: it takes over when no connection lives", "module", m.name, "pid", l.pid, "ends connections", latest)
+	}
+	if m.drains.Until != nil {
+		until = *m.drains.Until
+	}
+	return until, true
 }

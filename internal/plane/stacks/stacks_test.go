@@ -566,7 +566,7 @@ func TestRenewed(t *testing.T) {
 	t.Cleanup(func() { _ = cmd.Process.Kill() })
 	bytes, err := os.ReadFile(cmd.Path)
 	testutil.NoError(t, err)
-	p, m, b := &Plane{cfg: Config{Self: filepath.Join(dir, "heddled"), Log: slog.New(slog.DiscardHandler)}}, newModules()[stack.Smoltcp], build{}
+	p, m, b := &Plane{cfg: Config{Self: filepath.Join(dir, "heddled"), Drain: time.Hour, Log: slog.New(slog.DiscardHandler)}}, newModules()[stack.Smoltcp], build{}
 	l := &link{pid: cmd.Process.Pid}
 	testutil.NoError(t, os.WriteFile(installed, bytes, 0o755))
 	testutil.NoError(t, p.renew(m, l, &b, &protocol.Stats{}))
@@ -578,6 +578,9 @@ func TestRenewed(t *testing.T) {
 		t.Fatal("it is ended, with a connection")
 	default:
 	}
+	if m.drains == nil || m.drains.Until == nil || time.Until(*m.drains.Until) < time.Hour/2 {
+		t.Errorf("it drains %+v, want an hour", m.drains)
+	}
 	if err := p.renew(m, l, &b, &protocol.Stats{Connections: 1, TimeWait: 1}); err == nil {
 		t.Error("it stays, without a connection")
 	}
@@ -585,6 +588,19 @@ func TestRenewed(t *testing.T) {
 	case <-ended:
 	case <-time.After(testutil.WaitTimeout):
 		t.Error("it has not ended")
+	}
+	// A module that has drained for as long as it may ends with its connections, but for 0.
+	gone, busy := &link{pid: 1 << 30}, &protocol.Stats{Connections: 2, TimeWait: 1}
+	past := time.Now()
+	m.drains = &api.StackDrain{Until: &past}
+	if err := p.renew(m, gone, &b, busy); err == nil || !strings.Contains(err.Error(), "ended with 1 connections") {
+		t.Errorf("after its time: %v", err)
+	}
+	m.drains = &api.StackDrain{}
+	testutil.NoError(t, p.renew(m, gone, &b, busy))
+	b.same = true
+	if err := p.renew(m, gone, &b, busy); err != nil || m.drains != nil {
+		t.Errorf("with the same build again: %v, drains %+v", err, m.drains)
 	}
 }
 

@@ -68,7 +68,7 @@ help:
 	@echo "make test-nodes  an etcd cluster's and nodes' ends, for minutes; an etcd restored from a snapshot (root)"
 	@echo "make test-attack, test-bench, test-engines, test-lifecycle, test-paths, test-policy, test-programs, test-sockets, test-stacks  scenarios of a theme (root)"
 	@echo "make test-lab, test-unit, test-suites, test-rust  all scenarios; packages; suites of others; Rust. RUN=^TestPaths for some of a part"
-	@echo "make soak    random socket programs in overlay and heddle mode, for SOAK=10m (root)"
+	@echo "make soak    random socket programs in overlay and heddle mode, for SOAK=10m; STACK=netstack for those on a stack module (root)"
 	@echo "make chaos   agents, fd keepers, runtimes and plugins killed under load, for CHAOS=5m; SEED to repeat (root)"
 	@echo "make chaos-store  the same on a store of three etcd members, which are killed, too (root)"
 	@echo "make test-rust  the Rust workspace's tests, and models of its memory orders; part of make test"
@@ -401,10 +401,12 @@ test-nodes: need-root build test-packages
 
 # Random seeds, for SOAK. A finding is printed as a shrunk program and kept in out/differ/, docs/howto/differential-tester.md
 # says how to replay it.
-SOAK := 10m
+# STACK=smoltcp or netstack has them run in containers whose TCP that stack module runs.
+SOAK  := 10m
+STACK :=
 soak: need-root build lab-packages
-	HEDDLE_BIN=$(CURDIR)/$(BIN) $(GO) test ./test/sockets -count=1 -timeout 0 -run 'TestNamedPrograms|TestDiffer' -v \
-		-differ.for=$(SOAK) -differ.keep=$(CURDIR)/$(OUT)/differ -differ.findings=20
+	HEDDLE_BIN=$(CURDIR)/$(BIN) $(GO) test ./test/sockets -count=1 -timeout 0 -run '^($(if $(STACK),TestDifferModules,TestNamedPrograms|TestDiffer))$$' -v \
+		$(STACK:%=-differ.stack=%) -differ.for=$(SOAK) -differ.keep=$(CURDIR)/$(OUT)/differ -differ.findings=20
 
 # Kills at random under load, for CHAOS; SEED repeats a run as far as timing allows. docs/howto/chaos.md.
 CHAOS := 5m

@@ -71,7 +71,7 @@ func (l Lab) Run(p Program, mode string, pace Pace) (Trace, error) {
 		return Trace{}, err
 	}
 	r.hosts = map[string]Addrs{"a": l.Addrs[p.A], "b": l.Addrs[p.B], "any": {"0.0.0.0", "::"}, "lo": {"127.0.0.1", "::1"}, "lo5": {V4: "127.0.0.5"},
-		"nobody": l.Spare, "gateway": l.Gateway, "broadcast": {V4: "255.255.255.255"}, "multicast": {V4: "224.0.0.5"}}
+		"nobody": l.Spare, "gateway": l.Gateway, PlaceNode: l.Addrs[PlaceNode], "broadcast": {V4: "255.255.255.255"}, "multicast": {V4: "224.0.0.5"}}
 	for _, actor := range []string{"a", "b"} {
 		place := map[string]string{"a": p.A, "b": p.B}[actor]
 		m := mode

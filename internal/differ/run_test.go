@@ -122,7 +122,7 @@ func TestWrongErrnoIsFound(t *testing.T) {
 func TestSameStackIsEqual(t *testing.T) {
 	lab := localLab(t)
 	for seed, ran := uint64(1), 0; ran < 100; seed++ {
-		p := generate.Program(seed)
+		p := generate.Intercepted.Program(seed)
 		if p.A != p.B {
 			continue
 		}

@@ -1,8 +1,10 @@
 package differ
 
 import (
+	"encoding/hex"
 	"fmt"
 	"maps"
+	"net/netip"
 	"regexp"
 	"slices"
 	"strings"
@@ -46,8 +48,81 @@ func changes(before, after map[string]string) []string {
 	return out
 }
 
+// LevelStates rewrites what a trace says of the readiness and state of sockets, and leaves out what
+// is no change any more.
+func (t *Trace) LevelStates(rewrite func(state string) string) {
+	last := map[string]string{}
+	for i := range t.Entries {
+		var kept []string
+		for _, line := range t.Entries[i].Changes {
+			slot, state, _ := strings.Cut(line, ": ")
+			if state = rewrite(state); last[slot] != state {
+				kept = append(kept, slot+": "+state)
+			}
+			last[slot] = state
+		}
+		t.Entries[i].Changes = kept
+	}
+}
+
+// LevelResults rewrites what steps gave, as Step and Result of entries have it, also at the end.
+// state is the last one of the step's socket.
+func (t *Trace) LevelResults(p Program, rewrite func(s Step, state, result string) string) {
+	last := map[string]string{}
+	for i := range t.Entries {
+		e := &t.Entries[i]
+		for _, line := range e.Changes {
+			slot, state, _ := strings.Cut(line, ": ")
+			last[slot] = state
+		}
+		if e.Step < len(p.Steps) {
+			s := p.Steps[e.Step]
+			e.Result = rewrite(s, last[fmt.Sprintf("%s f%d", s.At, s.Fd)], e.Result)
+		}
+		for j, line := range e.Ended {
+			head, result, _ := strings.Cut(line, " = ")
+			if s, ok := p.stepIn(head); ok {
+				e.Ended[j] = head + " = " + rewrite(s, last[fmt.Sprintf("%s f%d", s.At, s.Fd)], result)
+			}
+		}
+	}
+	t.renumber()
+}
+
+// stepIn gives the step that a line about one begins with: by its number, or one of those at the
+// end.
+func (p Program) stepIn(line string) (s Step, ok bool) {
+	var i int
+	if n, _ := fmt.Sscanf(line, "%d", &i); n == 1 && i < len(p.Steps) {
+		return p.Steps[i], true
+	}
+	_, err := fmt.Sscanf(strings.NewReplacer(":", " ", "(", " ", ",", " ").Replace(line), "%s %s f%d", &s.At, &s.Op, &s.Fd)
+	return s, err == nil
+}
+
+// renumber names the ports that the kernel chose again, of those that are left.
+func (t *Trace) renumber() {
+	names := map[string]string{}
+	rename := func(text string) string {
+		return chosenPort.ReplaceAllStringFunc(text, func(m string) string {
+			if names[m] == "" {
+				names[m] = fmt.Sprintf(" E%d", len(names)+1)
+			}
+			return names[m]
+		})
+	}
+	for i := range t.Entries {
+		e := &t.Entries[i]
+		e.Result = rename(e.Result)
+		for j := range e.Ended {
+			e.Ended[j] = rename(e.Ended[j])
+		}
+	}
+}
+
 var (
 	inBrackets = regexp.MustCompile(`<[^>]*>`)
+	chosenPort = regexp.MustCompile(` E\d+\b`)
 	withPort   = regexp.MustCompile(`^<(family \d+|\S+) (\d+)`)
 )
 
@@ -57,7 +132,7 @@ var (
 func (t *Trace) normalise(hosts map[string]Addrs, ports map[string]int) {
 	names := map[string]string{}
 	for _, symbol := range slices.Backward(slices.Sorted(maps.Keys(hosts))) {
-		if symbol == "a" || symbol == "b" || symbol == "nobody" || symbol == "gateway" {
+		if symbol == "a" || symbol == "b" || symbol == "nobody" || symbol == "gateway" || symbol == PlaceNode {
 			names[hosts[symbol].V4], names[hosts[symbol].V6] = symbol, symbol
 		}
 	}
@@ -81,7 +156,13 @@ func (t *Trace) normalise(hosts map[string]Addrs, ports map[string]int) {
 			if name := names[bare]; name != "" {
 				addr = strings.TrimSuffix(addr, bare) + name
 			}
-			return "<" + addr + " " + portNames[port] + m[len(found[0]):]
+			rest := m[len(found[0]):]
+			if raw, err := hex.DecodeString(strings.Trim(rest, " >")); err == nil && len(raw) == 4 { // a name that was cut off
+				if name := names[netip.AddrFrom4([4]byte(raw)).String()]; name != "" {
+					rest = " " + name + ">"
+				}
+			}
+			return "<" + addr + " " + portNames[port] + rest
 		})
 	}
 	for i := range t.Entries {

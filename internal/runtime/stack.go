@@ -34,6 +34,7 @@ var stackTraps = []trap{
 	{syscall: "accept4", calls: []callSet{anyCall()}},
 	{syscall: "getsockname", calls: []callSet{anyCall()}},
 	{syscall: "getpeername", calls: []callSet{anyCall()}},
+	{syscall: "shutdown", calls: []callSet{anyCall()}},
 	{syscall: "setsockopt", calls: stackOptions(stackSetOptions)},
 	{syscall: "getsockopt", calls: stackOptions(stackGetOptions)},
 	// A socket pair would take urgent data as its own kind.

@@ -6,6 +6,7 @@ package lab
 
 import (
 	"cmp"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -78,6 +79,26 @@ func Main(m *testing.M, theme string, cleanups ...func() error) int {
 		return fail("take the lab down", err)
 	}
 	return code
+}
+
+// Another brings up one more lab of two nodes, whose name has a suffix, and has all of this package
+// be about that one until the end of the test, which must not run beside others.
+func Another(t testing.TB, suffix string, args ...string) {
+	t.Helper()
+	before := Name
+	Name += suffix
+	t.Cleanup(func() {
+		if t.Failed() {
+			Dump(os.Stderr)
+		}
+		if err := Command("down"); err != nil {
+			t.Error(err)
+		}
+		Name = before
+	})
+	if err := errors.Join(Command("down"), Command("up", append([]string{"--nodes", "2", "--containers", "2"}, args...)...)); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // noneMatches says that -test.run asks for no test of this package: one theme's, among packages of

@@ -38,8 +38,16 @@ var (
 // parallel is how many programs run at a time: they wait more than they compute.
 const parallel = 6
 
-// differLab starts workers in every place and mode until the end of the test.
-func differLab(t *testing.T) differ.Lab {
+// differPools are where workers are started, beside the node and the host outside: containers by mode.
+type differPools map[string][]string
+
+// bothModes are the pools of TestDiffer.
+var bothModes = differPools{"overlay": differContainers[:3], "heddle": differContainers[:3]}
+
+var differContainers = []string{"n1/c1", "n1/c2", "n2/c1", "n2/c2"}
+
+// differLab starts workers in every place until the end of the test.
+func differLab(t *testing.T, pools differPools) differ.Lab {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "heddle-differ-") // which the containers share
 	testutil.NoError(t, err)
@@ -57,12 +65,12 @@ func differLab(t *testing.T) differ.Lab {
 	serve := func(pool string) []string {
 		return []string{executor, "serve", filepath.Join(dir, "hub"), pool, fmt.Sprint(2 * parallel)}
 	}
-	for _, c := range []string{"n1/c1", "n1/c2", "n2/c1"} {
-		hosts.Addrs[c] = differAddrs(t, "overlay", c)
-		if in := differAddrs(t, "heddle", c); in != hosts.Addrs[c] {
-			t.Fatalf("%s is %v in heddle mode and %v in overlay mode", c, in, hosts.Addrs[c])
-		}
-		for _, mode := range lab.Modes {
+	for mode, containers := range pools {
+		for _, c := range containers {
+			hosts.Addrs[c] = differAddrs(t, "overlay", c)
+			if in := differAddrs(t, "heddle", c); in != hosts.Addrs[c] {
+				t.Fatalf("%s is %v in heddle mode and %v in overlay mode", c, in, hosts.Addrs[c])
+			}
 			lab.Start(t, mode, c, serve(differ.Pool(c, mode))...)
 		}
 	}
@@ -76,17 +84,18 @@ func differLab(t *testing.T) differ.Lab {
 	prefix, err := netip.MustParseAddr(hosts.Addrs["n1/c1"].V6).Prefix(model.Prefix6Bits)
 	testutil.NoError(t, err)
 	hosts.Spare = differ.Addrs{V4: netip.AddrFrom4(spare).String(), V6: model.Overlay6(prefix, netip.AddrFrom4(spare)).String()}
-	hosts.InUse = portsInUse
+	name := lab.Name
+	hosts.InUse = func() (map[int]bool, error) { return portsInUse(name) }
 	hosts.Gateway = differ.Addrs{V4: lab.GatewayOf("n1/c1")(t), V6: lab.Gateway6Of("n1/c1")(t)}
 	return hosts
 }
 
-// portsInUse reads the local ports of every TCP socket in the lab.
-func portsInUse() (map[int]bool, error) {
+// portsInUse reads the local ports of every TCP socket in a lab.
+func portsInUse(name string) (map[int]bool, error) {
 	inUse := map[int]bool{}
-	names, err := filepath.Glob(netns.Path(lab.Name + "-*"))
+	names, err := filepath.Glob(netns.Path(name + "-*"))
 	if err == nil && len(names) == 0 {
-		err = fmt.Errorf("no namespaces of lab %s", lab.Name)
+		err = fmt.Errorf("no namespaces of lab %s", name)
 	}
 	if err != nil {
 		return nil, err
@@ -147,6 +156,7 @@ func startServeOutside(t *testing.T, argv []string) {
 type hunt struct {
 	t      *testing.T
 	runner differ.Runner
+	set    *generate.Set
 	next   func() (differ.Program, bool)
 
 	ran      atomic.Int64
@@ -203,7 +213,7 @@ func (h *hunt) confirm(first differ.Finding) string {
 		return ""
 	}
 	kind := f.Kind()
-	small := differ.Shrink(h.runner, *f, generate.Allowed, shrinkTime)
+	small := differ.Shrink(h.runner, *f, h.set.Allowed, shrinkTime)
 	h.t.Errorf("seed %d: %s\n%s", f.Program.Seed, kind, small)
 	h.keep(small)
 	return fmt.Sprintf("seed %d: %s", f.Program.Seed, kind)
@@ -253,7 +263,7 @@ func (h *hunt) keep(f differ.Finding) {
 // TestNamedPrograms runs the programs that once were findings, and some that must work. With
 // -differ.program it runs that one and prints its trace.
 func TestNamedPrograms(t *testing.T) {
-	hosts := differLab(t)
+	hosts := differLab(t, bothModes)
 	if *differProgram != "" {
 		for _, p := range namedPrograms(t, *differProgram) {
 			f, err := differ.Check(hosts.Run, p, 3)
@@ -305,9 +315,15 @@ const firstSeed = 1
 
 // TestDiffer runs generated programs in both modes.
 func TestDiffer(t *testing.T) {
-	h := &hunt{t: t, runner: differLab(t).Run}
+	h := &hunt{t: t, runner: differLab(t, bothModes).Run, set: generate.Intercepted}
+	h.asked(600)
+}
+
+// asked runs so many programs, the same in every run, or those that the flags ask for.
+func (h *hunt) asked(count int) {
+	h.t.Helper()
 	began := time.Now()
-	seed, count := uint64(firstSeed), 600
+	seed := uint64(firstSeed)
 	if *differSeed != 0 {
 		seed, count = *differSeed, 1
 	}
@@ -317,15 +333,15 @@ func TestDiffer(t *testing.T) {
 	var n atomic.Uint64
 	h.next = func() (differ.Program, bool) {
 		i := n.Add(1) - 1
-		return generate.Program(seed + i), i < uint64(count)
+		return h.set.Program(seed + i), i < uint64(count)
 	}
 	if *differFor != 0 {
 		h.next = func() (differ.Program, bool) {
-			return generate.Program(rand.Uint64N(1 << 48)), time.Since(began) < *differFor
+			return h.set.Program(rand.Uint64N(1 << 48)), time.Since(began) < *differFor
 		}
 	}
 	h.run()
-	if *differSeed != 0 && count == 1 && !t.Failed() {
-		t.Log(generate.Program(seed))
+	if *differSeed != 0 && count == 1 && !h.t.Failed() {
+		h.t.Log(h.set.Program(seed))
 	}
 }

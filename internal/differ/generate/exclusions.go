@@ -133,14 +133,14 @@ func isOption(s differ.Step) bool       { return s.Op == "getsockopt" || s.Op ==
 func option2(s differ.Step) (id [2]int) { return [2]int{s.Arg(0), s.Arg(1)} }
 
 // Allowed reports whether no step of p may show a known difference.
-func Allowed(p differ.Program) bool { return len(exclude(p)) == len(p.Steps) }
+func (set *Set) Allowed(p differ.Program) bool { return len(set.exclude(p)) == len(p.Steps) }
 
 // exclude gives the steps of p that show no known difference, and nothing that is chance.
-func exclude(p differ.Program) []differ.Step {
+func (set *Set) exclude(p differ.Program) []differ.Step {
 	var kept []differ.Step
 	for _, s := range p.Steps {
 		h := replay(p, kept)
-		if !chance(kept, s) && !slices.ContainsFunc(Exclusions, func(e Exclusion) bool { return e.Excludes(h, s) }) {
+		if !chance(kept, s) && !slices.ContainsFunc(set.Exclusions, func(e Exclusion) bool { return e.Excludes(h, s) }) {
 			kept = append(kept, s)
 		}
 	}

@@ -2,7 +2,7 @@
 // put in, left out, moved and changed; some are steps at random. The same seed gives the same
 // program.
 //
-// What is a known difference is not generated: Exclusions names each, with its row of
+// What is a known difference is not generated: a Set names each, with its row of
 // docs/differences.md.
 package generate
 
@@ -20,6 +20,33 @@ type layout struct {
 	a, b, plain string
 	weight      int
 }
+
+// Set is what programs are generated for: where their actors may be, which steps would show a known
+// difference, and what of a trace may differ.
+type Set struct {
+	layouts    []layout
+	Exclusions []Exclusion
+	Allowances []Allowance
+}
+
+// Allowance is a known difference that every program may show, and which changes nothing that comes
+// after it: traces are compared without it.
+type Allowance struct {
+	Name string
+	Row  string // part of its row in docs/differences.md
+	// Level takes it out of a trace.
+	Level func(p differ.Program, t *differ.Trace)
+}
+
+// Level takes out of a trace what may differ.
+func (set *Set) Level(p differ.Program, t *differ.Trace) {
+	for _, a := range set.Allowances {
+		a.Level(p, t)
+	}
+}
+
+// Intercepted are programs for containers whose TCP the node's kernel runs.
+var Intercepted = &Set{layouts: layouts, Exclusions: Exclusions}
 
 var layouts = []layout{
 	{"n1/c1", "n1/c1", "", 5},
@@ -40,14 +67,14 @@ type generator struct {
 }
 
 // Program makes the program of a seed.
-func Program(seed uint64) differ.Program {
+func (set *Set) Program(seed uint64) differ.Program {
 	g := &generator{r: rand.New(rand.NewPCG(seed, 0x686564646c65))}
 	total := 0
-	for _, l := range layouts {
+	for _, l := range set.layouts {
 		total += l.weight
 	}
 	n := g.r.IntN(total)
-	for _, l := range layouts {
+	for _, l := range set.layouts {
 		if n -= l.weight; n < 0 {
 			g.p = differ.Program{Seed: seed, A: l.a, B: l.b, Plain: l.plain}
 			break
@@ -65,7 +92,7 @@ func Program(seed uint64) differ.Program {
 		}
 	}
 	g.tame()
-	g.p.Steps = exclude(g.p)
+	g.p.Steps = set.exclude(g.p)
 	return g.p
 }
 

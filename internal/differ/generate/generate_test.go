@@ -17,14 +17,14 @@ func TestProgram(t *testing.T) {
 	rare := map[string]int{}
 	connects := 0
 	for seed := range uint64(many) {
-		p := Program(seed)
+		p := Intercepted.Program(seed)
 		if err := p.Check(); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
-		if !reflect.DeepEqual(p, Program(seed)) {
+		if !reflect.DeepEqual(p, Intercepted.Program(seed)) {
 			t.Fatalf("seed %d gives two programs", seed)
 		}
-		if !Allowed(p) {
+		if !Intercepted.Allowed(p) {
 			t.Errorf("seed %d: shows a known difference: %s", seed, p)
 		}
 		seen := map[string]bool{}
@@ -77,6 +77,28 @@ func special(s differ.Step) string {
 	return ""
 }
 
+// TestModules checks the same of programs for stack modules.
+func TestModules(t *testing.T) {
+	const many = 1000
+	connects := 0
+	for seed := range uint64(many) {
+		p := Modules.Program(seed)
+		if err := p.Check(); err != nil || !Modules.Allowed(p) {
+			t.Fatalf("seed %d: %v: %s", seed, err, p)
+		}
+		seen := map[string]bool{}
+		for _, s := range p.Steps {
+			seen[s.Op] = true
+		}
+		if seen["accept4"] && seen["connect"] && seen["listen"] {
+			connects++
+		}
+	}
+	if connects < many/2 {
+		t.Errorf("%d of %d programs have a connection", connects, many)
+	}
+}
+
 // TestExclusions ties every exclusion to its row: one that was made equal, and so lost its row,
 // must be taken out.
 func TestExclusions(t *testing.T) {
@@ -84,9 +106,17 @@ func TestExclusions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, e := range Exclusions {
-		if e.Row == "" || !strings.Contains(string(raw), e.Row) {
-			t.Errorf("exclusion %q stands for a row with %q: docs/differences.md has none", e.Name, e.Row)
+	of := func(name, row string) {
+		if row == "" || !strings.Contains(string(raw), row) {
+			t.Errorf("%q stands for a row with %q: docs/differences.md has none", name, row)
+		}
+	}
+	for _, set := range []*Set{Intercepted, Modules} {
+		for _, e := range set.Exclusions {
+			of(e.Name, e.Row)
+		}
+		for _, a := range set.Allowances {
+			of(a.Name, a.Row)
 		}
 	}
 }

@@ -24,6 +24,9 @@ type socket struct {
 	reached     bool // listened, and a connect went to its port
 	mapped      bool // may have tried a connect to an IPv6 address that is IPv4 underneath
 	listening   bool
+	connected   bool // or may be
+	queued      int  // connections that wait for accept(), at least
+	failed      bool // a connect that does not wait may have failed
 	place       string
 }
 
@@ -32,11 +35,13 @@ type history struct {
 	p      differ.Program
 	before []differ.Step
 	slots  map[string]map[int]*socket // by actor
+	ended  bool                       // an end of a connection may have been closed
+	waits  map[byte]bool              // actors of which an accept() may wait
 }
 
 // replay follows the steps before one.
 func replay(p differ.Program, before []differ.Step) *history {
-	h := &history{p: p, slots: map[string]map[int]*socket{"a": {}, "b": {}}}
+	h := &history{p: p, slots: map[string]map[int]*socket{"a": {}, "b": {}}, waits: map[byte]bool{}}
 	for _, s := range before {
 		h.step(s)
 	}
@@ -58,6 +63,10 @@ func (h *history) socket(s differ.Step) *socket { return h.slots[s.At][s.Fd] }
 func (h *history) step(s differ.Step) {
 	h.before = append(h.before, s)
 	if connects(s) {
+		if k := h.socket(s); k != nil {
+			k.connected = k.connected || h.listens(s) && s.Addr.Len == 0 && (k.family == unix.AF_INET) == (s.Addr.Form == "4")
+			k.failed = k.failed || k.nonblocking && !h.listens(s)
+		}
 		h.reach(s.Addr.Port)
 	}
 	slots := h.slots[s.At]
@@ -74,8 +83,9 @@ func (h *history) step(s differ.Step) {
 		delete(slots, s.Fd)
 		delete(slots, s.To)
 	case "recv_fd": // which one it is depends on the other end
-		slots[s.To] = &socket{named: true, nonblocking: true, place: h.place(s.At)}
+		slots[s.To] = &socket{named: true, nonblocking: true, connected: slots[s.To] == nil || slots[s.To].connected, place: h.place(s.At)}
 	case "close":
+		h.ended = h.ended || sock != nil && (sock.connected || sock.listening)
 		delete(slots, s.Fd)
 	case "fork", "exec":
 		h.slots[s.At[:1]+"+"] = maps.Clone(slots)
@@ -106,13 +116,20 @@ func (h *history) step(s differ.Step) {
 		sock.mapped = sock.mapped || h.mappedUnderneath(s)
 		sock.named, sock.listening = true, false
 	case "connect", "shutdown":
+		h.ended = h.ended || s.Op == "shutdown" && sock.connected && s.Arg(0) != unix.SHUT_WR
 		sock.mapped = sock.mapped || s.Op == "connect" && h.mappedUnderneath(s)
 		sock.named, sock.listening = true, false
 	case "accept4":
 		if sock.listening {
-			slots[s.To] = &socket{family: sock.family, named: true, nonblocking: s.Arg(0)&nonblock != 0, place: sock.place}
+			if sock.queued--; sock.queued < 0 && !sock.nonblocking {
+				h.waits[s.At[0]] = true
+			}
+			slots[s.To] = &socket{family: sock.family, named: true, connected: slots[s.To] == nil || slots[s.To].connected, nonblocking: s.Arg(0)&nonblock != 0, place: sock.place}
 		}
 	case "dup", "dup2", "dup3":
+		if to := slots[s.To]; s.Op != "dup" && to != nil && to.connected {
+			h.ended = true
+		}
 		slots[s.To] = sock
 	case "fcntl", "ioctl":
 		sock.nonblocking = true
@@ -201,7 +218,10 @@ func sameNode(a, b string) bool {
 func (h *history) reach(port string) {
 	for _, slots := range h.slots {
 		for _, k := range slots {
-			k.reached = k.reached || k.listening && k.port == port
+			if k.listening && k.port == port {
+				k.reached = true
+				k.queued = max(k.queued, 0) + 1
+			}
 		}
 	}
 }

@@ -22,6 +22,10 @@ type acceptor struct {
 // accept gives the program the next connection, which lies in the queue of the listener's own
 // socket: so the listener is readable when there is one, for epoll, too.
 func (c *call) accept() {
+	if c.acceptFlags()&^(unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC) != 0 {
+		c.end(0, unix.EINVAL)
+		return
+	}
 	fd, err := c.queued()
 	if !errors.Is(err, unix.EAGAIN) || c.nonblocking() {
 		c.accepts(fd, err)
@@ -52,6 +56,14 @@ func (c *call) accept() {
 		}
 	}
 	c.accepts(fd, err)
+}
+
+// acceptFlags are those of accept4(), as given.
+func (c *call) acceptFlags() int {
+	if d := c.Data(); d.Nr == unix.SYS_ACCEPT4 {
+		return int(int32(d.Args[3]))
+	}
+	return 0
 }
 
 func (c *call) accepts(fd int, err error) {
@@ -133,17 +145,8 @@ func (c *call) deliver(fd int) {
 		c.end(0, unix.ECONNABORTED)
 		return
 	}
-	d := c.Data()
-	flags := 0
-	if d.Nr == unix.SYS_ACCEPT4 {
-		flags = int(int32(d.Args[3]))
-	}
-	if flags&^(unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC) != 0 {
-		err = unix.EINVAL
-	}
-	if err == nil {
-		err = unix.SetNonblock(fd, flags&unix.SOCK_NONBLOCK != 0)
-	}
+	d, flags := c.Data(), c.acceptFlags()
+	err = unix.SetNonblock(fd, flags&unix.SOCK_NONBLOCK != 0)
 	if err == nil && d.Args[1] != 0 {
 		err = c.writeValue(d.Args[1], d.Args[2], n.sockaddr(n.Remote), true)
 	}

@@ -40,14 +40,17 @@ func (c *call) connect() {
 		return
 	}
 	c.resolve()
-	to, errno := c.n.parseSockaddr(raw)
-	if errno != 0 {
-		unlock()
-		c.end(0, errno)
-		return
-	}
 	switch c.n.State {
 	case fresh, bound:
+		to, errno := c.n.parseSockaddr(raw)
+		if errno == 0 && to.Addr().Is4() && c.n.Flags&v6Only != 0 {
+			errno = unix.ENETUNREACH
+		}
+		if errno != 0 {
+			unlock()
+			c.end(0, errno)
+			return
+		}
 		c.n.Remote = protocol.AddressOf(reachable(to))
 		begun, err := c.begin()
 		unlock()

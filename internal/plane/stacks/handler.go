@@ -29,6 +29,7 @@ var answers = map[int32]func(*call){
 	unix.SYS_ACCEPT4:     (*call).accept,
 	unix.SYS_GETSOCKNAME: (*call).getsockname,
 	unix.SYS_GETPEERNAME: (*call).getpeername,
+	unix.SYS_SHUTDOWN:    (*call).shutdown,
 	unix.SYS_SETSOCKOPT:  (*call).setsockopt,
 	unix.SYS_GETSOCKOPT:  (*call).getsockopt,
 }
@@ -82,6 +83,10 @@ func (h *handler) Answer(c *trap.Call) error {
 			return h.p.why.failed.Because(err)
 		}
 		return c.Next()
+	}
+	if d.Nr == unix.SYS_SHUTDOWN && n.State == connected {
+		closeFD(fd)
+		return c.Next() // the pair does it, and the module sees that
 	}
 	// From here on what was taken is known to be the caller's: it has been waiting all the time.
 	if err := c.StillWaits(); err != nil {

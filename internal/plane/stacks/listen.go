@@ -11,6 +11,9 @@ import (
 	"heddle.dev/heddle/internal/plane/stacks/protocol"
 )
 
+// maxBacklog is what a module takes.
+const maxBacklog = 4096
+
 // acceptQueue is how much may wait in a listener's end, in bytes as the kernel charges them: 4,096
 // connections, each of which is a message.
 const acceptQueue = 8 << 20
@@ -131,7 +134,8 @@ func (c *call) listen() {
 	}
 	defer unlock()
 	c.resolve()
-	backlog := uint32(max(0, int32(c.Data().Args[1])))
+	// As the kernel does: what is negative is as much as can be, and one more waits than asked for.
+	backlog := min(uint32(c.Data().Args[1]), maxBacklog-1) + 1
 	switch c.n.State {
 	case fresh:
 		c.end(0, c.listenAnywhere(backlog))
@@ -203,4 +207,30 @@ func (c *call) listenHeld(h *held, backlog uint32) error {
 	c.write()
 	c.p.keepAgain(c.t, h)
 	return nil
+}
+
+// shutdown answers for a socket that is not connected: the kernel would shut the pair's end down,
+// for good, which TCP refuses.
+func (c *call) shutdown() {
+	how := int(int32(c.Data().Args[1]))
+	unlock, ok := c.lock()
+	if !ok {
+		return
+	}
+	defer unlock()
+	c.resolve()
+	switch {
+	case how != unix.SHUT_RD && how != unix.SHUT_WR && how != unix.SHUT_RDWR:
+		c.end(0, unix.EINVAL)
+	case c.n.State == connected || c.n.State == connecting:
+		c.end(0, unix.Shutdown(c.fd, how))
+	case c.n.State == listening && how == unix.SHUT_WR:
+		c.end(0, nil)
+	case c.n.State == listening:
+		c.n.State = failed
+		c.write()
+		c.end(0, unix.Shutdown(c.fd, unix.SHUT_RDWR)) // by which it ends, and who waits at it
+	default:
+		c.end(0, unix.ENOTCONN)
+	}
 }

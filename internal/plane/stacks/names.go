@@ -1,6 +1,8 @@
 package stacks
 
 import (
+	"errors"
+
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/plane/stacks/protocol"
@@ -25,13 +27,22 @@ func (c *call) getpeername() {
 		return
 	}
 	c.resolve()
-	n := c.n
+	n, over := c.n, c.isOver()
 	unlock()
-	if n.State != connected {
+	if n.State != connected || over {
 		c.end(0, unix.ENOTCONN)
 		return
 	}
 	c.tell(&n, n.Remote)
+}
+
+// isOver reports whether the connection has ended at both sides: the module knows it no more.
+func (c *call) isOver() bool {
+	if c.n.State != connected || !hungUp(c.fd) {
+		return false
+	}
+	_, err := c.info()
+	return errors.Is(err, unix.ENOENT)
 }
 
 func (c *call) tell(n *note, a protocol.Address) {

@@ -106,12 +106,12 @@ func (n *note) parseSockaddr(b []byte) (netip.AddrPort, unix.Errno) {
 		if len(b) < unix.SizeofSockaddrInet4 {
 			return netip.AddrPort{}, unix.EINVAL
 		}
-		if family != unix.AF_INET && family != unix.AF_UNSPEC {
+		if family != unix.AF_INET && (family != unix.AF_UNSPEC || [4]byte(b[4:8]) != [4]byte{}) {
 			return netip.AddrPort{}, unix.EAFNOSUPPORT
 		}
 		return netip.AddrPortFrom(netip.AddrFrom4([4]byte(b[4:8])), binary.BigEndian.Uint16(b[2:])), 0
 	}
-	if family == unix.AF_INET || family == unix.AF_INET6 && len(b) < sizeofSockaddrInet6Old {
+	if len(b) < sizeofSockaddrInet6Old {
 		return netip.AddrPort{}, unix.EINVAL
 	}
 	if family != unix.AF_INET6 {

@@ -66,7 +66,7 @@ var options = [...]option{
 	{unix.SOL_TCP, unix.TCP_SYNCNT, 1, 127, 6, nil},
 	{unix.SOL_TCP, unix.TCP_LINGER2, minInt, maxInt, 60, nil},
 	{unix.SOL_TCP, unix.TCP_WINDOW_CLAMP, 0, maxInt, 0, nil},
-	{unix.SOL_TCP, unix.TCP_NOTSENT_LOWAT, minInt, maxInt, -1, nil},
+	{unix.SOL_TCP, unix.TCP_NOTSENT_LOWAT, minInt, maxInt, 0, nil},
 	{unix.SOL_TCP, unix.TCP_FASTOPEN, 0, maxInt, 0, nil},
 	{unix.SOL_TCP, tcpFastOpenConnect, 0, 1, 0, nil},
 	{unix.SOL_IP, unix.IP_TOS, 0, 255, 0, nil},
@@ -104,7 +104,8 @@ func optionAt(level, name int) (place int, ok bool) {
 // set notes what a program set, and says what the module is to be told of it.
 func (n *note) set(place int, value int32) (told protocol.Options, errno unix.Errno) {
 	o := options[place]
-	if value < o.least || value > o.most {
+	noHops := o.level == unix.SOL_IP && o.name == unix.IP_TTL && value == 0
+	if value < o.least || value > o.most || noHops {
 		return told, unix.EINVAL
 	}
 	n.Set |= 1 << place

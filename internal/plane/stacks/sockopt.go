@@ -151,12 +151,24 @@ func (c *call) getsockopt() {
 		return
 	}
 	c.resolve()
-	value, err := c.option(int(int32(d.Args[1])), int(int32(d.Args[2])))
+	level := int(int32(d.Args[1]))
+	value, err := c.option(level, int(int32(d.Args[2])))
 	unlock()
+	if err == nil && level == unix.SOL_IP && isByte(value) {
+		var room int
+		if room, err = c.readLength(d.Args[4]); room > 0 && room < len(value) {
+			value = []byte{byte(binary.NativeEndian.Uint32(value))} // as the kernel does for options of IP
+		}
+	}
 	if err == nil {
 		err = c.writeValue(d.Args[3], d.Args[4], value, false)
 	}
 	c.end(0, err)
+}
+
+// isByte reports whether an option's value is a number that fits in a byte.
+func isByte(value []byte) bool {
+	return len(value) == 4 && binary.NativeEndian.Uint32(value) <= 255
 }
 
 func (c *call) option(level, name int) ([]byte, error) {

@@ -329,12 +329,15 @@ func (h *held) hungUp() (is bool) {
 	if err != nil {
 		return false // it is closed
 	}
-	_ = raw.Control(func(fd uintptr) {
-		fds := []unix.PollFd{{Fd: int32(fd)}}
-		n, err := unix.Poll(fds, 0)
-		is = err == nil && n == 1 && fds[0].Revents&unix.POLLHUP != 0
-	})
+	_ = raw.Control(func(fd uintptr) { is = hungUp(int(fd)) })
 	return is
+}
+
+// hungUp reports whether both directions of a pair's end are shut down.
+func hungUp(fd int) bool {
+	fds := []unix.PollFd{{Fd: int32(fd)}}
+	n, err := unix.Poll(fds, 0)
+	return err == nil && n == 1 && fds[0].Revents&unix.POLLHUP != 0
 }
 
 // drop gives up a held socket; false: somebody else has, or has taken it over.

@@ -96,6 +96,20 @@ def lengths():
     s.connect((host, port))  # the agent is there
 
 
+def shut_down():
+    """shutdown() of what is not connected is refused, and of a listener ends accept()."""
+    s = socket.socket()
+    refused(lambda: s.shutdown(socket.SHUT_RDWR), errno.ENOTCONN)
+    s.connect((host, port))  # it can be used
+    for how in socket.SHUT_RD, socket.SHUT_RDWR:
+        l = socket.create_server(("127.0.0.1", 0))
+        t = threading.Thread(target=refused, args=(l.accept, errno.EINVAL))
+        t.start()
+        l.shutdown(how)
+        t.join(10)
+        assert not t.is_alive(), how
+
+
 def nonblocking():
     s = socket.socket()
     s.setblocking(False)
@@ -161,6 +175,6 @@ def others():
     assert a.getsockname() == ""
 
 
-for test in names, listening, lengths, nonblocking, closed, interrupted, others:
+for test in names, listening, lengths, shut_down, nonblocking, closed, interrupted, others:
     test()
     print(test.__name__, flush=True)

@@ -79,7 +79,7 @@ func (r Result) grids(whole bool) []report.Grid {
 	for _, c := range r.Copies {
 		copies.Add(fmt.Sprint(c.Bytes), c.NS.Text())
 	}
-	all := []report.Grid{lab, far, tenants, copies, r.goals()}
+	all := []report.Grid{lab, far, tenants, copies, r.queueGrid(), r.goals()}
 	return slices.DeleteFunc(all, func(g report.Grid) bool { return len(g.Rows) < 2 })
 }
 

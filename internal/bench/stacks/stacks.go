@@ -25,6 +25,7 @@ type Result struct {
 	Profile string         `json:"profile"`
 	Results []bench.Result `json:"results"`
 	Copies  []Copy         `json:"copies,omitempty"`
+	Queues  []Queue        `json:"queues,omitempty"`
 	Line    FarLine        `json:"line"`
 	Far     []Far          `json:"far,omitempty"`
 	Tenants []Tenants      `json:"tenants,omitempty"`
@@ -94,6 +95,7 @@ node; --up does that.`, labContainers),
 			}
 			if err == nil {
 				r.Copies = copies(s.Runs)
+				r.Queues, err = queues(ctx, s)
 			}
 			return r, errors.Join(err, undo(context.WithoutCancel(ctx)))
 		},

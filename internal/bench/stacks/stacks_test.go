@@ -49,7 +49,7 @@ func sample(t *testing.T, bbr float64) Result {
 	one := func(v float64) bench.Spread { return bench.Spread{Median: v, Min: v, Max: v} }
 	r := Result{
 		Machine: "a machine", Profile: "a profile", Line: FarLine{RateBPS: 12e6, TripMS: 350, Loss: .005},
-		Results: benchtest.SampleResults(t, "writes64k", "crr"), Copies: []Copy{{64, one(8)}},
+		Results: benchtest.SampleResults(t, "writes64k", "crr"), Copies: []Copy{{64, one(8)}}, Queues: []Queue{{"nqe", [2]string{"1", "4"}, one(4)}},
 		Far: []Far{{"cubic", one(1e6), one(.01)}, {"bbr", one(bbr), one(.02)}},
 	}
 	for _, f := range r.Results {
@@ -123,6 +123,18 @@ func TestJain(t *testing.T) {
 	}{{[]float64{5, 5, 5, 5}, 1}, {[]float64{8, 0, 0, 0}, .25}, {[]float64{0, 0}, 0}} {
 		if got := jain(tt.rates); got != tt.want {
 			t.Errorf("of %v: %v, want %v", tt.rates, got, tt.want)
+		}
+	}
+}
+
+func TestParseQueue(t *testing.T) {
+	key, value, err := parseQueue("write 4096 queues 14.894\n")
+	if err != nil || key != [3]string{"write", "4096", "queues"} || value != 14.894 {
+		t.Errorf("%v, %v, %v", key, value, err)
+	}
+	for _, line := range []string{"", "nqe 1 4", "nqe 1 4 x", "read 1 4 2"} {
+		if _, _, err := parseQueue(line); err == nil {
+			t.Errorf("%q was taken", line)
 		}
 	}
 }

@@ -17,7 +17,7 @@ import (
 const (
 	regionSlots    = 256
 	regionStreams  = 64
-	regionCapacity = 256 << 10
+	regionCapacity = 1 << 20
 	// regionSockets is how many a guest with control may have.
 	regionSockets = 1024
 )

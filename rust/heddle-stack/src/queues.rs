@@ -10,6 +10,7 @@
 //! | `memory` | which byte of a region is what, and every access to it |
 //! | `proto` | messages and nqes, out of bytes |
 //! | `sockets` | system calls on TCP sockets |
+//! | `measure` | what an nqe costs, and what small writes gain |
 //! | `guest` | the guest's side, for tests and measurements |
 
 /// The layouts of `clib/stack/queues.h`, which has their comments.
@@ -23,6 +24,7 @@
 )]
 pub mod abi;
 pub mod guest;
+pub mod measure;
 pub mod memory;
 pub mod proto;
 mod region;

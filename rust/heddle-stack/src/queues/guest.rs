@@ -151,17 +151,42 @@ impl Guest {
     ///
     /// As of [`Self::push`].
     pub fn put(&mut self, c: &mut Connection, bytes: &[u8]) -> io::Result<usize> {
-        let consumed = self.view.out_consumed(c.stream).load(Ordering::Acquire);
-        let room = u64::from(self.view.layout.capacity) - (c.sent - consumed);
-        let n = bytes.len().min(usize::try_from(room).map_err(bad)?);
+        let n = bytes.len().min(self.room(c));
         let mut copy = bytes[..n].to_vec();
         self.view.copy(c.stream, Way::Out, c.sent, &mut copy);
+        self.show(c, n)?;
+        Ok(n)
+    }
+
+    /// Bytes that the out ring has room for.
+    #[must_use]
+    pub fn room(&self, c: &Connection) -> usize {
+        let consumed = self.view.out_consumed(c.stream).load(Ordering::Acquire);
+        let used = c.sent.wrapping_sub(consumed);
+        usize::try_from(u64::from(self.view.layout.capacity).saturating_sub(used)).unwrap_or(0)
+    }
+
+    /// Waits for room in the out ring of a connection that was given.
+    pub fn wait_for_room(&self, c: &Connection) {
+        let word = self.view.out_waiting(c.stream);
+        arm(word);
+        if self.room(c) == 0 {
+            View::wait(word);
+        }
+    }
+
+    /// Shows bytes that were copied into the out ring.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Self::push`].
+    pub fn show(&mut self, c: &mut Connection, n: usize) -> io::Result<()> {
         c.sent += n as u64;
         self.view.out_produced(c.stream).store(c.sent, Ordering::Release);
         if take_armed(self.view.out_asleep(c.stream)) {
             self.say(c, QUEUES_SEND, c.sent)?;
         }
-        Ok(n)
+        Ok(())
     }
 
     /// Takes what is in the in ring.

@@ -335,6 +335,13 @@ impl View {
         }
     }
 
+    /// Waits at a word until somebody wakes, if it is 1.
+    pub fn wait(word: &AtomicU32) {
+        let forever = core::ptr::null::<libc::timespec>();
+        // SAFETY: the kernel reads the word, which is mapped.
+        unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, 1, forever) };
+    }
+
     /// Wakes whoever waits at a word.
     pub fn wake(word: &AtomicU32) {
         // SAFETY: FUTEX_WAKE looks at no memory.

@@ -1,4 +1,5 @@
-//! Frames whose bytes are in memory that the router has mapped: a connection takes them from there.
+//! Frames whose bytes are in memory that the router has mapped: a connection takes them from there,
+//! several at a time.
 
 use std::io;
 use std::net::Shutdown;
@@ -7,19 +8,37 @@ use std::time::Instant;
 
 use verbs_protocol::wire::{HEADER, Header};
 
-use crate::link::Link;
-use crate::memory::{Fault, PARTS_MAX, mapped_parts, rest_of};
+use crate::memory::{Fault, Piece, rest_of};
 use crate::objects::Objects;
+use crate::remote::{frame_length, returns};
+use crate::requests::gather;
 use crate::sys;
 
 /// Frames with fewer bytes are gathered, and written many at a time.
 const DIRECT_LEAST: usize = 4096;
+/// Frames that one system call takes: what is written by itself ends with a short packet, and has
+/// the other end look.
+const FRAMES_MAX: usize = 8;
+/// Pieces of which it takes bytes.
+const PIECES_MAX: usize = 24;
 
-impl Link {
-    /// Whether no more is to be added: what a connection had no room for is a copy.
-    pub(crate) fn is_full(&self) -> bool {
-        self.direct.is_short && !self.unsent.is_empty()
+/// A frame whose bytes are the next `pieces` of [`Objects::from`].
+struct Frame {
+    header: [u8; HEADER],
+    pieces: usize,
+    length: usize,
+}
+
+/// The first frame of which not all bytes are among those that were written, and how many are.
+fn reached(frames: &[Frame], mut written: usize) -> (usize, usize) {
+    for (i, frame) in frames.iter().enumerate() {
+        let whole = HEADER + frame.length;
+        if written < whole {
+            return (i, written);
+        }
+        written -= whole;
     }
+    (frames.len(), 0)
 }
 
 /// What was written to a connection without a copy.
@@ -27,8 +46,8 @@ impl Link {
 pub(crate) struct Direct {
     /// Bytes.
     pub(crate) written: usize,
-    /// There was no room for all of the last frame.
-    is_short: bool,
+    /// There was no room for all of the last frames, and nothing has come of the connection since.
+    pub(crate) is_full: bool,
     /// A thread writes to it without the baton, which has all that was to be sent before.
     pub(crate) is_busy: bool,
 }
@@ -44,8 +63,11 @@ impl Objects {
         let is_direct = length >= DIRECT_LEAST
             && self.links.get(handle).is_some_and(|l| l.card.as_ref().is_none_or(|c| !c.active));
         let header = header.encode();
-        if is_direct && self.write_mapped(handle, &header) {
-            return Ok(());
+        if is_direct {
+            let frame = Frame { header, pieces: self.from.len(), length };
+            if self.write_mapped(handle, &[frame], true).is_some() {
+                return Ok(());
+            }
         }
         self.load_own(length, |objects, bytes| {
             if let Some(link) = objects.links.get_mut(handle) {
@@ -55,57 +77,134 @@ impl Objects {
         })
     }
 
-    /// Writes what waits to be sent, a header and the bytes, if all of them are mapped. What there
-    /// is no room for is copied to what waits. The baton is others' meanwhile, as when it copies.
-    fn write_mapped(self: &mut Box<Self>, handle: u32, header: &[u8; HEADER]) -> bool {
-        let mut room = [const { (core::ptr::null(), 0) }; PARTS_MAX];
-        let Some((owner, pieces)) = mapped_parts(&self.from, &mut room) else { return false };
-        let Some(link) = self.links.get_mut(handle).filter(|l| !l.direct.is_busy) else {
-            return false;
-        };
+    /// Says the next frames of a reliable queue pair's requests, at most `most`, out of mapped
+    /// memory. How many that were; none if the first one has to be said by itself.
+    pub(crate) fn send_mapped(
+        self: &mut Box<Self>,
+        number: u32,
+        handle: u32,
+        most: usize,
+    ) -> Option<usize> {
+        let link = self.links.get(handle)?;
+        if link.direct.is_busy || link.card.as_ref().is_some_and(|c| c.active) {
+            return None;
+        }
+        let usage = self.local(number, 0);
+        self.from.clear();
+        let (mut next, mut offset) = (link.next, link.offset);
+        let mut frames = Vec::with_capacity(FRAMES_MAX);
+        while frames.len() < most.min(FRAMES_MAX) {
+            if self.links.get(handle)?.sent.len() == next && !self.begin(number, handle) {
+                break;
+            }
+            let Some(request) = self.links.get(handle)?.sent.get(next) else { break };
+            let send = &request.send;
+            let n = frame_length(send.length() - offset);
+            let skips = request.failed.is_some() || returns(send.head.opcode) || send.is_inline();
+            if skips || n < DIRECT_LEAST {
+                break;
+            }
+            let pieces = self.from.len();
+            let (entries, entry) = (send.entries(), |i| send.entry(i));
+            let found = gather(&self.regions, entries, entry, offset, n, usage, &mut self.from);
+            if found.is_err() || !are_mapped(&self.from) {
+                self.from.truncate(pieces);
+                break;
+            }
+            let header = request.header(offset, n);
+            let pieces = self.from.len() - pieces;
+            frames.push(Frame { header: header.encode(), pieces, length: n });
+            (next, offset) = request.after(next, offset, n);
+        }
+        // A request that was wrong in itself has ended it.
+        let goes_on = self.links.get(handle).is_some_and(|l| l.qp == number);
+        if frames.is_empty() || !goes_on {
+            return None;
+        }
+        let said = self.write_mapped(handle, &frames, false)?;
+        let link = self.links.get_mut(handle)?;
+        for frame in frames.iter().take(said) {
+            let Some(sent) = link.sent.get(link.next) else { break };
+            (link.next, link.offset) = sent.after(link.next, link.offset, frame.length);
+        }
+        Some(said)
+    }
+
+    /// Writes what waits to be sent, and frames whose bytes are all mapped. What there is no room
+    /// for of a frame that was begun, or of any if `all` are to be said, is copied to what waits.
+    /// How many frames are said then. The baton is others' meanwhile, as when it copies.
+    fn write_mapped(
+        self: &mut Box<Self>,
+        handle: u32,
+        frames: &[Frame],
+        all: bool,
+    ) -> Option<usize> {
+        if !are_mapped(&self.from) {
+            return None;
+        }
+        let link = self.links.get_mut(handle).filter(|l| !l.direct.is_busy)?;
         link.direct.is_busy = true;
         let stream = Arc::clone(&link.stream);
         let mut unsent = std::mem::take(&mut link.unsent);
         let mut from = std::mem::take(&mut self.from);
         let (first, second) = unsent.as_slices();
         let waiting = unsent.len();
-        let mut parts = [const { (core::ptr::null(), 0) }; PARTS_MAX + 3];
-        for (part, bytes) in parts.iter_mut().zip([first, second, header]) {
-            *part = (bytes.as_ptr(), bytes.len());
+        let mut parts = Vec::with_capacity(2 + FRAMES_MAX + PIECES_MAX);
+        parts.extend([first, second].map(|bytes| (bytes.as_ptr(), bytes.len())));
+        let mut pieces = from.iter().filter_map(Piece::mapped);
+        let mut owner = 0;
+        for frame in frames {
+            parts.push((frame.header.as_ptr(), HEADER));
+            for (endpoint, part) in pieces.by_ref().take(frame.pieces) {
+                owner = endpoint;
+                parts.push(part);
+            }
         }
-        parts[3..3 + pieces.len()].copy_from_slice(pieces);
-        let parts = &parts[..3 + pieces.len()];
-        let all: usize = parts.iter().map(|(_, length)| length).sum();
-        let (written, rest) = self.without_baton(|worker| {
+        let length: usize = parts.iter().map(|(_, length)| length).sum();
+        let (written, (begun, within), rest) = self.without_baton(|worker| {
             worker.touches(owner);
             // SAFETY: the parts are of this function's own and of memory that `from` keeps mapped.
-            let written = match unsafe { sys::send_parts(&stream, parts) } {
+            let written = match unsafe { sys::send_parts(&stream, &parts) } {
                 Ok(n) => n,
                 Err(err) if sys::would_block(&err) => 0,
                 Err(_) => {
                     // The reader finds the end. It is one also if memory was at fault: the other
                     // end must not take later frames for the rest of this one.
                     let _: io::Result<()> = stream.shutdown(Shutdown::Both);
-                    all
+                    length
                 }
             };
-            (written, rest_of(worker, &from, written.saturating_sub(waiting + HEADER)))
+            let (begun, within) = reached(frames, written.saturating_sub(waiting));
+            let rest = frames.get(begun).filter(|_| within > 0 || all).map(|frame| {
+                let before: usize = frames[..begun].iter().map(|f| f.pieces).sum();
+                let its = &from[before..before + frame.pieces];
+                rest_of(worker, its, within.saturating_sub(HEADER))
+            });
+            (written, (begun, within), rest)
         });
         from.clear();
         self.from = from;
-        let Some(link) = self.links.get_mut(handle) else { return true };
+        let said = begun + usize::from(rest.is_some());
+        let Some(link) = self.links.get_mut(handle) else { return Some(said) };
         if written > 0 {
             link.heard = Instant::now();
         }
         link.direct.is_busy = false;
         link.direct.written += written;
-        link.direct.is_short = written < all;
+        link.direct.is_full = written < length;
         unsent.drain(..written.min(waiting));
-        unsent.extend(&header[written.saturating_sub(waiting).min(HEADER)..]);
-        unsent.extend(rest);
+        if let Some((frame, rest)) = frames.get(begun).zip(rest) {
+            unsent.extend(&frame.header[within.min(HEADER)..]);
+            unsent.extend(rest);
+        }
         // What was said meanwhile comes after it.
         unsent.append(&mut link.unsent);
         link.unsent = unsent;
-        true
+        Some(said)
     }
+}
+
+/// Whether all pieces are mapped, and not too many.
+fn are_mapped(pieces: &[Piece]) -> bool {
+    pieces.len() <= PIECES_MAX && pieces.iter().all(|piece| piece.mapped().is_some())
 }

@@ -320,6 +320,9 @@ impl Objects {
 
     /// Something has come on a connection, or there is room on it.
     pub(crate) fn link_event(self: &mut Box<Self>, handle: u32) {
+        if let Some(link) = self.links.get_mut(handle) {
+            link.direct.is_full = false;
+        }
         self.push(handle);
         let mut left = TURN_BYTES;
         while left > 0 {
@@ -596,7 +599,7 @@ impl Objects {
             }
         }
         // What is owed goes on as soon as there is room.
-        let wants = !link.unsent.is_empty() || !link.responses.is_empty();
+        let wants = !link.unsent.is_empty() || !link.responses.is_empty() || link.direct.is_full;
         if wants != link.waits_for_room {
             link.waits_for_room = wants;
             let events = sys::READABLE | if wants { sys::WRITABLE } else { 0 };

@@ -25,9 +25,6 @@ pub(crate) const CHUNK: usize = 64 * 1024;
 /// Bytes of a page, or of a part of one.
 const PAGE: usize = 4096;
 
-/// Pieces of which a connection takes bytes in one system call.
-pub(crate) const PARTS_MAX: usize = 8;
-
 /// The process whose memory a context names, or rather: the memory that it had when it connected.
 /// Should it execute another program, this memory is gone, and the other program's is not to be
 /// had.
@@ -410,6 +407,13 @@ impl Piece {
         self.length
     }
 
+    /// Where its bytes are, and whose, if the router has them mapped.
+    pub(crate) fn mapped(&self) -> Option<(u32, (*const u8, usize))> {
+        let Backing::Shared(endpoint, ..) = self.backing else { return None };
+        let (at, length) = self.place(0, self.length)?;
+        Some((endpoint, (at.cast_const(), length)))
+    }
+
     /// The address of `length` bytes from `skip` on, if the router has them mapped.
     fn place(&self, skip: usize, length: usize) -> Option<(*mut u8, usize)> {
         let Backing::Shared(_, memory, at) = &self.backing else { return None };
@@ -462,23 +466,6 @@ impl Piece {
             }
         }
     }
-}
-
-/// Where the bytes of pieces of one endpoint are, if all are mapped, and in few pieces; and whose
-/// they are.
-pub(crate) fn mapped_parts<'a>(
-    pieces: &[Piece],
-    room: &'a mut [(*const u8, usize); PARTS_MAX],
-) -> Option<(u32, &'a [(*const u8, usize)])> {
-    let mut owner = 0;
-    for (part, piece) in room.get_mut(..pieces.len())?.iter_mut().zip(pieces) {
-        let (at, length) = piece.place(0, piece.length)?;
-        if let Backing::Shared(endpoint, ..) = piece.backing {
-            owner = endpoint;
-        }
-        *part = (at.cast_const(), length);
-    }
-    Some((owner, room.get(..pieces.len())?))
 }
 
 /// Copies what pieces have from `skip` on, at most a chunk of it.

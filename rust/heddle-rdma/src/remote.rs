@@ -31,6 +31,44 @@ pub(crate) fn is_atomic(opcode: u8) -> bool {
     returns(opcode) && opcode != ibv::WR_RDMA_READ
 }
 
+/// Bytes of the next frame, of a message of which so many are left.
+pub(crate) fn frame_length(left: u64) -> usize {
+    usize::try_from(left).unwrap_or(FRAME_MAX).min(FRAME_MAX)
+}
+
+impl Sent {
+    /// The header of a frame with `n` bytes from `offset` on.
+    pub(crate) fn header(&self, offset: u64, n: usize) -> Header {
+        let (head, length) = (self.send.head, self.send.length());
+        let first = if offset == 0 { FIRST } else { 0 };
+        let last = if self.ends_at(offset + n as u64) { LAST } else { 0 };
+        let solicits = u32::from(head.flags) & abi::VERBS_SEND_SOLICITED != 0;
+        Header {
+            opcode: head.opcode,
+            flags: first | last | if solicits { SOLICITED } else { 0 },
+            length: u32::try_from(n).unwrap_or(0),
+            number: self.number,
+            immediate: head.imm,
+            key: head.rkey,
+            address: head.remote_address,
+            total: if is_atomic(head.opcode) { head.compare_add } else { length },
+            swap: head.swap,
+            ..Header::new(Kind::Request)
+        }
+    }
+
+    /// Whether all of its frames are said when so many bytes are.
+    fn ends_at(&self, offset: u64) -> bool {
+        returns(self.send.head.opcode) || offset == self.send.length()
+    }
+
+    /// What is to be said after `n` bytes of it, which is at `next`: of which request, from where.
+    pub(crate) fn after(&self, next: usize, offset: u64, n: usize) -> (usize, u64) {
+        let offset = offset + n as u64;
+        if self.ends_at(offset) { (next + 1, 0) } else { (next, offset) }
+    }
+}
+
 impl Link {
     /// READs and atomics that are not answered yet.
     fn outstanding(&self) -> usize {
@@ -54,22 +92,34 @@ impl Objects {
         }
         let said = |l: &Link| l.unsent.len() + l.direct.written;
         let before = self.links.get(handle).map_or(0, said);
-        for _ in 0..WINDOW {
-            let Some(link) = self.links.get(handle) else { return turn };
+        let reliable = self.is_reliable(number);
+        let mut left = WINDOW as usize;
+        while left > 0 {
+            let Some(link) = self.links.get_mut(handle) else { return turn };
             if link.unsent.len() >= SEND_HIGH
-                || link.is_full()
+                || link.direct.is_full
                 || link.not_before.is_some_and(|at| at > now)
             {
                 break;
             }
-            if link.next < link.sent.len() {
-                if !self.send_frame(number, handle) {
+            let Some(next) = link.sent.get(link.next) else {
+                if !self.begin(number, handle) {
                     break;
                 }
-                turn.worked = true;
-            } else if !self.begin(number, handle) {
+                left -= 1;
+                continue;
+            };
+            if next.failed.is_some() {
+                // Nothing of it is said, and nothing after it.
+                link.next = link.sent.len();
                 break;
             }
+            let said = if reliable { self.send_mapped(number, handle, left) } else { None };
+            if said.is_none() && !self.send_frame(number, handle) {
+                break;
+            }
+            left = left.saturating_sub(said.unwrap_or(1).max(1));
+            turn.worked |= said != Some(0);
         }
         let after = self.links.get(handle).map_or(0, said);
         turn.cost = i64::try_from(after.saturating_sub(before)).unwrap_or(0);
@@ -96,7 +146,7 @@ impl Objects {
     }
 
     /// Takes the next request of the ring, if it may be under way now. False if there is none.
-    fn begin(&mut self, number: u32, handle: u32) -> bool {
+    pub(crate) fn begin(&mut self, number: u32, handle: u32) -> bool {
         let Some(link) = self.links.get(handle) else { return false };
         let (pending, outstanding) = (link.sent.len(), link.outstanding());
         // One that failed here is the last one.
@@ -128,9 +178,6 @@ impl Objects {
             placed: false,
         });
         link.number = link.number.wrapping_add(1);
-        if refusal.is_some() {
-            link.next = link.sent.len();
-        }
         true
     }
 
@@ -146,30 +193,12 @@ impl Objects {
         let Some(link) = self.links.get_mut(handle) else { return false };
         let (next, offset) = (link.next, link.offset);
         let Some(sent) = link.sent.get_mut(next) else { return false };
-        let head = sent.send.head;
-        let length = sent.send.length();
-        let mut header = Header {
-            opcode: head.opcode,
-            number: sent.number,
-            immediate: head.imm,
-            key: head.rkey,
-            address: head.remote_address,
-            total: if is_atomic(head.opcode) { head.compare_add } else { length },
-            swap: head.swap,
-            flags: if offset == 0 { FIRST } else { 0 },
-            ..Header::new(Kind::Request)
-        };
-        if u32::from(head.flags) & abi::VERBS_SEND_SOLICITED != 0 {
-            header.flags |= SOLICITED;
-        }
-        let n = if returns(head.opcode) {
+        let n = if returns(sent.send.head.opcode) {
             0
         } else {
-            usize::try_from(length - offset).unwrap_or(FRAME_MAX).min(FRAME_MAX)
+            frame_length(sent.send.length() - offset)
         };
-        header.length = u32::try_from(n).unwrap_or(0);
-        let last = returns(head.opcode) || offset + n as u64 == length;
-        header.flags |= if last { LAST } else { 0 };
+        let header = sent.header(offset, n);
         if sent.send.is_inline() {
             link.say(&header);
             let bytes = link.sent.get(next).map_or(&[][..], |s| s.send.inline());
@@ -190,13 +219,10 @@ impl Objects {
             }
         }
         let Some(link) = self.links.get_mut(handle) else { return false };
-        link.offset += n as u64;
-        if last {
-            link.offset = 0;
-            link.next += 1;
-            if !reliable {
-                self.complete_through(number, handle, header.number, false);
-            }
+        let Some(sent) = link.sent.get(next) else { return false };
+        (link.next, link.offset) = sent.after(next, offset, n);
+        if link.next > next && !reliable {
+            self.complete_through(number, handle, header.number, false);
         }
         true
     }

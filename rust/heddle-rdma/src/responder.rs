@@ -301,7 +301,8 @@ impl Objects {
     pub(crate) fn respond_briefly(&mut self, handle: u32) -> Option<Response> {
         loop {
             let link = self.links.get_mut(handle)?;
-            if link.unsent.len() >= SEND_HIGH || link.is_full() || link.phase == Phase::Closing {
+            if link.unsent.len() >= SEND_HIGH || link.direct.is_full || link.phase == Phase::Closing
+            {
                 return None;
             }
             let response = link.responses.front().copied()?;

@@ -83,7 +83,7 @@ pub(crate) unsafe fn send_parts(
     stream: &TcpStream,
     parts: &[(*const u8, usize)],
 ) -> io::Result<usize> {
-    const MOST: usize = 16;
+    const MOST: usize = 40;
     let mut vectors = [libc::iovec { iov_base: core::ptr::null_mut(), iov_len: 0 }; MOST];
     for (vector, (at, length)) in vectors.iter_mut().zip(parts) {
         *vector = libc::iovec { iov_base: at.cast_mut().cast(), iov_len: *length };

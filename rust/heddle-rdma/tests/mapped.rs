@@ -141,6 +141,42 @@ fn many_messages_of_mapped_memory_arrive_whole() {
     }
 }
 
+/// Requests that are good go, together, before one with a wrong key or a wrong opcode. One that is
+/// no request at all ends the queue pair at once.
+#[test]
+fn what_is_wrong_among_messages_of_mapped_memory_fails() {
+    for wrong in 0..3 {
+        let (here, there) = nodes();
+        let (mut a, b) = pair([&here, &there], ibv::QPT_RC, 300_000, |_| ());
+        let (_, own, _from) = a.device.shared(a.pd, 102_400);
+        let mut all = Vec::new();
+        for id in 0..4_u64 {
+            let mut head = abi::verbs_send {
+                remote_address: b.buffer.as_ptr() as u64 + 100_000 * (id % 3),
+                rkey: b.key,
+                ..request(ibv::WR_RDMA_WRITE, id)
+            };
+            let mut key = own;
+            match (id, wrong) {
+                (3, 0) => key ^= 1 << 30,
+                (3, 1) => head.opcode = 99,
+                (3, 2) => head.flags = 8,
+                _ => {}
+            }
+            all.append(&mut sending(head, &[(0, 100_000, key)]));
+        }
+        a.send(&all);
+        let mut ended = [0; 4].map(|_| a.sends.result());
+        if wrong == 2 {
+            ended.sort_unstable();
+        } else {
+            assert!(ended[..3].iter().all(|(_, status)| *status == ibv::WC_SUCCESS), "{wrong}");
+        }
+        assert_eq!(ended.map(|(id, _)| id), [0, 1, 2, 3], "{wrong}");
+        assert_ne!(ended[3].1, ibv::WC_SUCCESS, "{wrong}");
+    }
+}
+
 #[test]
 fn memory_in_which_a_region_does_not_lie_is_refused() {
     let router = node();

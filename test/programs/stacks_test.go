@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netns"
 	"heddle.dev/heddle/internal/testutil"
 	"heddle.dev/heddle/test/lab"
@@ -134,6 +136,25 @@ func (l stacksLab) address(where string) string {
 	return strings.TrimSpace(string(out))
 }
 
+// address6 is address for IPv6.
+func (l stacksLab) address6(where string) string {
+	l.Helper()
+	switch where {
+	case "node":
+		prefix, err := netip.MustParseAddr(l.address6("n1/c1")).Prefix(model.Prefix6Bits)
+		testutil.NoError(l, err)
+		return model.Overlay6(prefix, netip.MustParseAddr(l.address(where))).String()
+	case "outside":
+		out := l.must(where, "sh", "-c", "ip -6 -o addr show scope global | awk '{print $4; exit}'")
+		addr, _, _ := strings.Cut(out, "/")
+		return addr
+	}
+	container, _, _ := strings.Cut(where, " ")
+	out, err := l.heddle(l.Context(), "lab", "ip", "--family", "6", container).Output()
+	testutil.NoError(l, err)
+	return strings.TrimSpace(string(out))
+}
+
 // stackPeers are who communicates with a container whose TCP a module runs: a neighbour and a
 // container of another node, intercepted and plain, its node, and who is outside.
 var stackPeers = []string{"n1/c2", "n1/c2 overlay", "n2/c1", "n2/c1 overlay", "node", "outside"}
@@ -165,7 +186,8 @@ func (l stacksLab) with(t *testing.T) stacksLab {
 	return l
 }
 
-// testWeb has each peer fetch a file from the container, and the container from each peer.
+// testWeb has each peer fetch a file from the container, and the container from each peer, over IPv4
+// and IPv6.
 func (l stacksLab) testWeb(t *testing.T) {
 	l = l.with(t)
 	files := filepath.Join(l.dir, "files")
@@ -175,13 +197,15 @@ func (l stacksLab) testWeb(t *testing.T) {
 	want := fmt.Sprintf("%x", sha256.Sum256(data))
 	serve := func(where, port string) *lab.Program {
 		config := filepath.Join(l.dir, "nginx-"+port+".conf")
-		lab.WriteFile(t, config, fmt.Appendf(nil, nginxConfig, port, files))
+		lab.WriteFile(t, config, fmt.Appendf(nil, nginxConfig, port+"; listen [::]:"+port, files))
 		return l.start(where, port, "nginx", "-e", "stderr", "-c", config)
 	}
 	fetch := func(where, from, port string) {
-		got := l.must(where, "sh", "-c", "curl -sS -m 20 http://"+l.address(from)+":"+port+"/file | sha256sum")
-		if !strings.HasPrefix(got, want) {
-			t.Errorf("%s from %s: got %s, want %s", where, from, got, want)
+		for _, host := range []string{l.address(from), "[" + l.address6(from) + "]"} {
+			got := l.must(where, "sh", "-c", "curl -gsS -m 20 http://"+host+":"+port+"/file | sha256sum")
+			if !strings.HasPrefix(got, want) {
+				t.Errorf("%s from %s at %s: got %s, want %s", where, from, host, got, want)
+			}
 		}
 	}
 	serve("n1/c1", "8080")

@@ -175,6 +175,7 @@ func TestStacks(t *testing.T) {
 		t.Run("iperf3", l.testIperf)
 		t.Run("names", l.testNames)
 		t.Run("signals", l.testSignals)
+		t.Run("capture", l.testCapture)
 		t.Run("go", l.testGo)
 		t.Run("lives", l.testLives)
 		t.Run("gone", l.testGone)

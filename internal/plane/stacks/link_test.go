@@ -172,11 +172,11 @@ func TestOffered(t *testing.T) {
 	lost := accepted(13)
 	left := accepted(14)
 	settle()
-	if !hungUp(t, lost) || hungUp(t, left) {
+	if !endClosed(t, lost) || endClosed(t, left) {
 		t.Error("want that of two connections without SENT the first is closed")
 	}
 	testutil.NoError(t, module.Close())
-	if err := <-heard; err == nil || !hungUp(t, left) {
+	if err := <-heard; err == nil || !endClosed(t, left) {
 		t.Errorf("the module has ended (%v), and a connection of its is kept", err)
 	}
 }
@@ -189,7 +189,7 @@ func pairOf(t *testing.T) (one, two int) {
 	return fds[0], fds[1]
 }
 
-func hungUp(t *testing.T, fd int) bool {
+func endClosed(t *testing.T, fd int) bool {
 	t.Helper()
 	fds := []unix.PollFd{{Fd: int32(fd)}}
 	_, err := unix.Poll(fds, 0)

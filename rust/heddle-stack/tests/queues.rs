@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use heddle_stack::queues::abi::*;
 use heddle_stack::queues::guest::{Connection, Guest};
+use heddle_stack::queues::memory::View;
 use heddle_stack::queues::proto;
 
 use queues_support::*;
@@ -331,4 +332,36 @@ fn regions_that_the_agent_ends_are_gone() {
     agent.await_gone(1);
     peer.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     assert_eq!(peer.read(&mut [0; 1]).unwrap(), 0);
+}
+
+#[test]
+fn who_waits_for_room_wakes_when_the_agent_ends_the_region() {
+    use std::sync::atomic::Ordering;
+    let mut agent = Agent::new();
+    let life = agent.region(1, 0);
+    let mut guest = Guest::open(&life).unwrap();
+    let (ours, _peer) = connected();
+    let mut c = agent.give(1, &OwnedFd::from(ours)).unwrap();
+    let (view, stream) = (View::new(guest.view.memory().clone(), guest.view.layout), c.stream);
+    let (told, woke) = std::sync::mpsc::channel();
+    let bytes = pattern(CAPACITY as usize);
+    std::thread::spawn(move || {
+        while guest.view.state(c.stream).load(Ordering::Acquire) == QUEUES_STREAM_USED {
+            if guest.put(&mut c, &bytes).unwrap() == 0 {
+                guest.wait_for_room(&c);
+            }
+        }
+        told.send(()).unwrap();
+    });
+    // The socket takes nothing more, and the ring is full.
+    let mut before = agent.stats(1).bytes_sent;
+    let mut same = 0;
+    while same < 100 {
+        let now = agent.stats(1).bytes_sent;
+        let waits = view.out_waiting(stream).load(Ordering::Relaxed) == 1;
+        same = if now == before && now > 0 && waits { same + 1 } else { 0 };
+        before = now;
+    }
+    agent.ask(QUEUES_REGION_GONE, 1, 0);
+    woke.recv_timeout(Duration::from_secs(10)).unwrap();
 }

@@ -128,6 +128,15 @@ fn rings(
     Ok((jobs, completions))
 }
 
+/// Has a stream be over outside of its turn. Who waits at its futex would wait for ever.
+fn end_stream(stream: &mut Stream, view: &View, errno: i32) {
+    let mut moved = Moved::default();
+    stream.die(view, errno, &mut moved);
+    if moved.writable {
+        View::wake(view.out_waiting(stream.number));
+    }
+}
+
 impl Region {
     /// Makes a region and tells its guest.
     pub(super) fn new(
@@ -410,11 +419,7 @@ impl Region {
                         && events & bad != 0
                         && socket.fd.as_ref().is_some_and(|fd| sockets::is_over(fd.as_fd()))
                     {
-                        let mut moved = Moved::default();
-                        stream.die(&self.view, 0, &mut moved);
-                        if moved.writable {
-                            View::wake(self.view.out_waiting(stream.number));
-                        }
+                        end_stream(stream, &self.view, 0);
                     }
                 }
                 self.activate(index);
@@ -492,7 +497,7 @@ impl Region {
             {
                 sockets::reset_at_close(fd.as_fd());
                 sockets::shutdown(fd.as_fd(), QUEUES_SHUT_BOTH);
-                stream.die(&self.view, libc::ETIMEDOUT, &mut Moved::default());
+                end_stream(stream, &self.view, libc::ETIMEDOUT);
                 self.activate(index);
             }
         }

@@ -5,11 +5,11 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use unix_io::epoll::{READABLE, WRITABLE};
 
-use super::{Context, Kind, Region, Socket};
+use super::{Context, Kind, Region, Socket, end_stream};
 use crate::queues::abi::*;
 use crate::queues::proto::{self, Errno};
 use crate::queues::sockets;
-use crate::queues::stream::{Later, Moved, Next};
+use crate::queues::stream::{Later, Next};
 
 /// ACCEPTs of a listener.
 const ACCEPTS: usize = 64;
@@ -314,7 +314,7 @@ impl Region {
             if self.flags & QUEUES_CONTROL != 0 {
                 sockets::reset_at_close(fd.as_fd());
             }
-            stream.die(view, libc::ECONNABORTED, &mut Moved::default());
+            end_stream(stream, view, libc::ECONNABORTED);
         }
         stream.close = Some(Later { offset: job.offset, job: *job });
         stream.stop_reading();

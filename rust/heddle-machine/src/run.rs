@@ -6,6 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus};
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
 use shared_ring::SharedMemory;
@@ -39,6 +40,34 @@ fn with_memory(command: &mut Command, memory: &OwnedFd, signal: i32) {
     unsafe { command.pre_exec(prepare) };
 }
 
+/// The monitor's process, and a signal that came before there was one; 0: none.
+static MONITOR: AtomicI32 = AtomicI32::new(0);
+static EARLY: AtomicI32 = AtomicI32::new(0);
+
+extern "C" fn pass_on(signal: libc::c_int) {
+    let monitor = MONITOR.load(Ordering::SeqCst);
+    if monitor == 0 {
+        EARLY.store(signal, Ordering::SeqCst);
+    } else {
+        // SAFETY: kill takes numbers; until `run` has waited for it, nobody else has the number.
+        unsafe { libc::kill(monitor, signal) };
+    }
+}
+
+/// Has the monitor get what an engine says to this process: the first one of a container gets no
+/// signal that it does not ask for, so that a machine would be killed where it was to be stopped.
+fn pass_signals_on() -> io::Result<()> {
+    for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT] {
+        // SAFETY: a sigaction consists of integers, for which zero is a value.
+        let mut action: libc::sigaction = unsafe { core::mem::zeroed() };
+        action.sa_sigaction = pass_on as *const () as usize;
+        action.sa_flags = libc::SA_RESTART;
+        // SAFETY: the handler makes one system call, which handlers may.
+        check(unsafe { libc::sigaction(signal, &raw const action, core::ptr::null_mut()) })?;
+    }
+    Ok(())
+}
+
 fn start_service(memory: &OwnedFd, capacity: u32) -> io::Result<Child> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["serve", &capacity.to_string()]);
@@ -63,6 +92,7 @@ pub fn run(size: usize, capacity: u32, monitor: &[String]) -> io::Result<ExitSta
         check(unsafe { libc::fcntl(memory.as_fd().as_raw_fd(), libc::F_DUPFD_CLOEXEC, 10) })?;
     // SAFETY: as above.
     let file = unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(number) };
+    pass_signals_on()?;
     let mut service = start_service(&file, capacity)?;
     let mut began = Instant::now();
     let mut command = Command::new(program);
@@ -72,9 +102,15 @@ pub fn run(size: usize, capacity: u32, monitor: &[String]) -> io::Result<ExitSta
         let _ = service.kill();
         io::Error::new(err.kind(), format!("{program}: {err}"))
     })?;
+    MONITOR.store(monitor.id().cast_signed(), Ordering::SeqCst);
+    match EARLY.swap(0, Ordering::SeqCst) {
+        0 => {}
+        signal => pass_on(signal),
+    }
     loop {
         let (ended, status) = wait()?;
         if ended == monitor.id() {
+            MONITOR.store(0, Ordering::SeqCst);
             // Its connections are reset: each has SO_LINGER 0.
             service.kill()?;
             service.wait()?;

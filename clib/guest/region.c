@@ -185,7 +185,7 @@ bool region_push(const struct queues_nqe *nqe)
 	/* A handler of a signal would wait for this thread. */
 	call(SYS_rt_sigprocmask, SIG_SETMASK, &all, &before, sizeof(all));
 	if (lock_direction(&region.lock)) {
-		for (int ms = 0; !pushed && ms < ROOM_MS; ms++) {
+		for (int ms = 0; !pushed && ms < ROOM_MS && region_exists(); ms++) {
 			if (ring_room(&region.jobs, 1)) {
 				memcpy(ring_free_slot(&region.jobs, 0), nqe, sizeof(*nqe));
 				ring_push(&region.jobs, 1);
@@ -210,6 +210,33 @@ bool region_lives(void)
 
 	return atomic_load(&region.state) == THERE &&
 	       call(SYS_ppoll, &life, 1UL, &(struct timespec){0, 0}, NULL, 8UL) == 0;
+}
+
+bool region_has(unsigned first, unsigned last)
+{
+	const int all[] = {region.life, region.bell, region.wait};
+
+	for (int i = 0; i < 3; i++)
+		if (region_exists() && (unsigned)all[i] >= first && (unsigned)all[i] <= last)
+			return true;
+	return false;
+}
+
+void region_give_up(unsigned first, unsigned last)
+{
+	const int all[] = {region.life, region.bell, region.wait};
+	uint64_t every = ~0UL, before = 0;
+
+	call(SYS_rt_sigprocmask, SIG_SETMASK, &every, &before, sizeof(every));
+	if (lock_direction(&region.lock)) {
+		bool had = atomic_exchange(&region.state, NEVER) == THERE;
+
+		unlock_direction(&region.lock);
+		for (int i = 0; had && i < 3; i++)
+			if ((unsigned)all[i] < first || (unsigned)all[i] > last)
+				call(SYS_close, all[i]);
+	}
+	call(SYS_rt_sigprocmask, SIG_SETMASK, &before, NULL, sizeof(before));
 }
 
 /* The memory stays: connections that were the parent's are asked of by it. */

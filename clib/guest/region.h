@@ -18,5 +18,10 @@ uint32_t region_capacity(void);
 bool region_push(const struct queues_nqe *nqe);
 bool region_lives(void);
 void region_forked(void);
+/* Whether descriptors that the program is about to close, or to use for something else, are the
+ * region's, which it knows nothing of. */
+bool region_has(unsigned first, unsigned last);
+/* Before that: closes the others. Connections have left. */
+void region_give_up(unsigned first, unsigned last);
 
 #endif

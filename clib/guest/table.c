@@ -226,11 +226,36 @@ void stay_with_tcp(int fd)
 		atomic_compare_exchange_strong(&e->kind, &kind, OTHER);
 }
 
+static void leave_all(void)
+{
+	int most = atomic_load(&highest);
+
+	for (int fd = 0; fd <= most; fd++) {
+		struct connection *c = kind_of(&table[fd]) == ATTACHED ? use(fd) : NULL;
+
+		if (c && c->stream)
+			queue_leave(c);
+		if (c)
+			unuse(c);
+	}
+}
+
+/* The program closes numbers that it does not know, or puts files there: what is written to a bell
+ * must not go into these. */
+static void closing_region(unsigned first, unsigned last)
+{
+	if (!region_has(first, last) || !own_table())
+		return;
+	leave_all();
+	region_give_up(first, last);
+}
+
 void closing(int fd)
 {
 	struct entry *e = entry_of(fd);
 	struct connection *c;
 
+	closing_region((unsigned)fd, (unsigned)fd);
 	if (kind_of(e) == OTHER || !own_table())
 		return;
 	c = use(fd);
@@ -248,6 +273,7 @@ void closing_range(unsigned first, unsigned last)
 {
 	unsigned most = (unsigned)atomic_load(&highest);
 
+	closing_region(first, last);
 	for (unsigned fd = first; fd <= last && fd <= most; fd++)
 		closing((int)fd);
 }
@@ -280,15 +306,10 @@ void forking(void)
 	uint32_t kind;
 
 	for (int fd = 0; fd <= most; fd++) {
-		struct connection *c = kind_of(&table[fd]) == ATTACHED ? use(fd) : NULL;
-
 		kind = OPENED;
 		atomic_compare_exchange_strong(&table[fd].kind, &kind, OTHER);
-		if (c && c->stream)
-			queue_leave(c);
-		if (c)
-			unuse(c);
 	}
+	leave_all();
 }
 
 long handing_over(int fd)

@@ -323,25 +323,31 @@ long queue_native(struct connection *c, int fd, long (*f)(void *), void *arg)
 	return r;
 }
 
-/* Has the service close its duplicate once the ring is empty. */
-static void say_close(struct connection *c)
+/* Has the service close its duplicate once the ring is empty, or with QUEUES_ABORT at once. */
+static void say_close(struct connection *c, uint32_t how)
 {
 	struct queues_nqe nqe = about(c, QUEUES_CLOSE);
 
+	nqe.flags |= (uint8_t)how;
 	if (!c->sides->out.clean && is_ours(c))
 		region_push(&nqe);
 	c->sides->out.clean = true;
 }
 
-void queue_leave(struct connection *c)
+static void leave(struct connection *c, uint32_t how)
 {
 	struct direction *d = &c->sides->out;
 
 	if (d->clean || !lock_direction(d))
 		return;
 	d->final = true;
-	say_close(c);
+	say_close(c, how);
 	unlock_direction(d);
+}
+
+void queue_leave(struct connection *c)
+{
+	leave(c, 0);
 }
 
 bool queue_hand_over(struct connection *c, int fd)
@@ -371,8 +377,9 @@ void queue_settle(struct connection *c, int fd)
 
 	if (!failed(call(SYS_getsockopt, fd, SOL_SOCKET, SO_LINGER, &linger, &length)) && linger.on &&
 	    atomic_load(&c->users) <= 2) {
-		/* The last close of the file is to be the program's. */
-		queue_leave(c);
+		/* The last close of the file is to be the program's, and one that resets the connection
+		 * waits for nothing. */
+		leave(c, linger.seconds ? 0 : QUEUES_ABORT);
 		for (int ms = 0; is_ours(c) && ms < linger.seconds * 1000; ms++)
 			call(SYS_ppoll, NULL, 0UL, &(struct timespec){0, 1000000}, NULL, 8UL);
 	}
@@ -391,20 +398,25 @@ long queue_shutdown(struct connection *c, int fd, int how)
 	struct direction *d = &c->sides->out;
 	struct queues_nqe nqe;
 	bool later;
+	long r;
 
 	if (how != SHUT_WR && how != SHUT_RDWR)
 		return call(SYS_shutdown, fd, how);
+	while (d->clean && in_ring(c)) /* of a process that has forked: nobody would do it later */
+		wait_for(c, 0, NULL);
 	if (!lock_direction(d))
 		return -EAGAIN;
 	later = in_ring(c) && !d->clean && !c->sides->in.final;
 	if (later) {
 		nqe = about(c, QUEUES_SHUTDOWN);
 		nqe.length = QUEUES_SHUT_WRITE;
-		c->sides->in.final = true;
 		later = region_push(&nqe);
 	}
+	r = later ? 0 : call(SYS_shutdown, fd, how);
+	if (!failed(r))
+		c->sides->in.final = true; /* or a small send would be told success */
 	unlock_direction(d);
 	if (!later)
-		return call(SYS_shutdown, fd, how);
+		return r;
 	return how == SHUT_RDWR ? call(SYS_shutdown, fd, SHUT_RD) : 0;
 }

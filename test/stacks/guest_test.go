@@ -158,8 +158,8 @@ func (l guestLab) testSame(t *testing.T) {
 	if want != got {
 		t.Errorf("through memory:\n%s\nby TCP:\n%s", got, want)
 	}
-	if n := strings.Count(want, "AF_INET"); n != 54 {
-		t.Errorf("%d scenarios ran, want 27 at either end", n)
+	if n := strings.Count(want, "AF_INET"); n != 62 {
+		t.Errorf("%d scenarios ran, want 31 at either end", n)
 	}
 }
 

@@ -338,6 +338,17 @@ def pieces(s, server):
     return "cut"
 
 
+def stuck(s, server):
+    """One sends small pieces that the other does not take, until the connection is cut."""
+    if server:
+        p = select.poll()
+        p.register(s, 0)
+        return "cut" if p.poll(60000) else "no end"
+    while not error(s.sendall, bytes(2000)):
+        pass
+    return "cut"
+
+
 def full_pipe(s, server):
     if server:
         s.sendall(b"p" * 1000)
@@ -453,6 +464,69 @@ def mixed(s, server):
     return "sent"
 
 
+def shut_down(s, server):
+    """A send after shutdown fails, though nothing waits to be sent any more and sends were small."""
+    n = 200 * 100
+    if server:
+        got = digest(s, n)
+        s.sendall(b"done")
+        return got, s.recv(1)
+    for _ in range(200):
+        s.sendall(b"s" * 100)
+    select.select([s], [], [])
+    s.shutdown(socket.SHUT_WR)
+    return error(s.sendall, b"x"), exactly(s, 4)
+
+
+def fork_and_shut_down(s, server):
+    """What was sent before a fork comes before the end that comes right after it."""
+    n = 20000 * 1000
+    if server:
+        return digest(s, n, 4096), s.recv(1)
+    for _ in range(20000):
+        s.sendall(b"f" * 1000)
+    if os.fork() == 0:
+        os._exit(0)
+    s.shutdown(socket.SHUT_WR)
+    return os.wait()[1], s.recv(1)
+
+
+def fill(s):
+    """Small sends until there is no room."""
+    s.setblocking(False)
+    while not error(s.sendall, bytes(1000)):
+        pass
+
+
+def linger(s, server):
+    """A reset is no later for bytes that wait."""
+    if server:
+        p = select.poll()
+        p.register(s, 0)
+        return bool(p.poll(30000))
+    fill(s)
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def numbers(s, server):
+    """A file that a program puts at a number that it does not know gets what the program writes there."""
+    n = 400 * 100
+    if server:
+        return digest(s, n), s.recv(1)
+    for _ in range(200):
+        s.sendall(b"n" * 100)
+    with tempfile.TemporaryFile() as f:
+        unknown = [n for n in os.listdir("/proc/self/fd") if "eventfd" in (error(os.readlink, "/proc/self/fd/" + n) or "")]
+        for n in unknown:
+            os.dup2(f.fileno(), int(n))
+        for _ in range(200):
+            s.sendall(b"n" * 100)
+            time.sleep(0.001)
+        for n in unknown:
+            os.close(int(n))
+        return os.fstat(f.fileno()).st_size
+
+
 def gone(s, server):
     """A program that is killed has sent what its sends took."""
     n = 200 * 1000
@@ -465,7 +539,7 @@ def gone(s, server):
 
 SCENARIOS = [bulk, back, both, slow_reader, peek, waitall, vectors, ready, timeout, interrupted, half_close, descriptors, child_reads,
              files, spliced, urgent, executed, passed, reset, killed, full_pipe,
-             not_duplicated, stream_closes, two_processes_write, small, edges, mixed]
+             not_duplicated, stream_closes, two_processes_write, small, edges, mixed, shut_down, fork_and_shut_down, linger, numbers]
 
 
 def names(s):
@@ -479,11 +553,11 @@ def main():
         l = socket.create_server(("0.0.0.0", PORT))
         print("listens", flush=True)
     else:
-        print("listens" if chosen in ([stream], [pieces]) else "begins", flush=True)
+        print("listens" if chosen in ([stream], [pieces], [stuck]) else "begins", flush=True)
     for f in chosen:
         s = l.accept()[0] if server else socket.create_connection((sys.argv[2], PORT))
         warm(s, not server)
-        seen = f.__name__, names(s) if f not in (stream, pieces) else ""
+        seen = f.__name__, names(s) if f not in (stream, pieces, stuck) else ""
         print(*seen, f(s, server), flush=True)
         s.close()
 

@@ -29,6 +29,7 @@ func TestQueues(t *testing.T) {
 	t.Run("killed program", l.testKilledProgram)
 	t.Run("rules", l.testQueuesRules)
 	t.Run("killed service", l.testKilledService)
+	t.Run("waits for a killed service", l.testWaitsForKilled)
 }
 
 // queues is what `heddle stack` says of the service.
@@ -171,4 +172,18 @@ func (l guestLab) testKilledService(t *testing.T) {
 	l.forbid()
 	ended()
 	l.must("policy", "delete", "none")
+}
+
+// testWaitsForKilled: a program that waits for room when the service dies learns of the end.
+func (l guestLab) testWaitsForKilled(t *testing.T) {
+	l.T = t
+	before := l.service()
+	server := l.serve("n1/c2", true, "python3", l.script, "server", "-", "stuck")
+	client := l.serve("n1/c1", true, "python3", l.script, "client", l.address("n1/c2"), "stuck")
+	testutil.EventuallyTrue(t, "the service sends", func() bool { return l.queues().SentBytes > before.SentBytes })
+	l.sends(false)
+	testutil.NoError(t, syscall.Kill(before.PID, syscall.SIGKILL))
+	if said := server() + client(); strings.Count(said, "cut") != 2 {
+		t.Errorf("%s", said)
+	}
 }

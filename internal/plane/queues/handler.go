@@ -189,8 +189,14 @@ func (p *Plane) answerStream(ctx context.Context, d *trap.Deferred, l *link, e *
 		return p.why.full.Because(fmt.Errorf("give a connection to the service: %w", err))
 	}
 	p.mu.Lock()
-	r.given[got.Stream] = at
+	known := p.regions[id] == r
+	if known { // or lose looks at what it has been given
+		r.given[got.Stream] = at
+	}
 	p.mu.Unlock()
+	if !known {
+		return p.why.gone.Because(errEnded)
+	}
 	return d.Return(int(got.Stream))
 }
 

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/binary"
 	"fmt"
+	"math"
 	"os"
 	"unsafe"
 
@@ -98,7 +99,7 @@ func (r *region) lost(number uint32) bool {
 	return ok && more && produced != consumed
 }
 
-// end writes into a stream that its connection is over.
+// end writes into a stream that its connection is over, and wakes whoever waits for room there.
 func (r *region) end(number uint32) {
 	at := r.streamAt(number)
 	if at < 0 {
@@ -109,7 +110,25 @@ func (r *region) end(number uint32) {
 	}
 	write(unsafe.Offsetof(protocol.Stream{}.Error), uint32(unix.ECONNRESET))
 	write(unsafe.Offsetof(protocol.Stream{}.State), protocol.StreamUsed|protocol.StreamDead)
+	waiting := unsafe.Offsetof(protocol.Stream{}.Out_waiting)
+	write(waiting, 0)
+	r.wake(at + int64(waiting))
 }
+
+// wake wakes whoever waits at the futex at an offset of the memory, which the service can no more.
+func (r *region) wake(at int64) {
+	page := int64(unix.Getpagesize())
+	mapped, err := unix.Mmap(r.memory, at&^(page-1), int(page), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil { // the guest has written another place into the header
+		return
+	}
+	defer func() { _ = unix.Munmap(mapped) }()
+	// Only the kernel looks there: beyond the memory's end it would be a fault.
+	_, _, _ = unix.Syscall(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&mapped[at&(page-1)])), futexWake, math.MaxInt32)
+}
+
+// futexWake is FUTEX_WAKE.
+const futexWake = 1
 
 // giveUp writes into the header that the service is gone.
 func (r *region) giveUp() {

@@ -7,17 +7,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/plane/guest"
 	"heddle.dev/heddle/internal/trap"
-	"heddle.dev/heddle/internal/trap/task"
 )
 
-// A library asks for lanes by
-//
-//	socket(AF_INET, SOCK_STREAM, 0, askMagic, role<<32 | descriptor, ^askMagic)
-//
-// of which the kernel takes the first three arguments: clib/guest/ask.c. The answer is a file, or
-// an errno. askMagic is random, so that no program has it in its registers by chance.
+// The library's question is role<<32 | descriptor, the answer a file.
 const askMagic = 0x9c4be1f27d5830a6
 
 // What an end has done for its connection.
@@ -27,36 +21,18 @@ const (
 )
 
 // handler answers the questions of libraries.
-type handler struct{ p *Plane }
+type handler struct {
+	guest.Questions
+	p *Plane
+}
 
 var _ interface {
 	trap.EndpointHandler
 	trap.ListenerHandler
 } = (*handler)(nil)
 
-// Owns implements trap.Handler.
-func (h *handler) Owns(d *trap.Data) bool {
-	return d.Arch == trap.NativeArch && d.Nr == unix.SYS_SOCKET && d.Args[3] == askMagic && d.Args[5] == ^uint64(askMagic)
-}
-
 // Reasons implements trap.Handler.
 func (h *handler) Reasons() []*trap.Reason { return h.p.why.all() }
-
-// Bound implements trap.EndpointHandler: what there is of an endpoint begins with its Attach.
-func (h *handler) Bound(*trap.Endpoint) {}
-
-// Released implements trap.EndpointHandler.
-func (h *handler) Released(*trap.Endpoint) {}
-
-// Annotations implements trap.ListenerHandler: heddle-runtime preloads the library in containers
-// with this one.
-func (h *handler) Annotations() []string { return []string{model.AnnotationGuest} }
-
-// Opened implements trap.ListenerHandler.
-func (h *handler) Opened(*trap.Listener) {}
-
-// Closed implements trap.ListenerHandler.
-func (h *handler) Closed(*trap.Listener) {}
 
 var (
 	errNotChosen = errors.New("the stack profile of an end does not say shared-memory")
@@ -64,18 +40,17 @@ var (
 	errBusy      = errors.New("too many questions at a time")
 	errFull      = errors.New("an end has as many connections with lanes as it may")
 	errElsewhere = errors.New("the other end is no other endpoint of this node")
-	errSocket    = errors.New("not an established TCP connection of the endpoint's")
 )
 
 // Answer answers a question.
 func (h *handler) Answer(c *trap.Call) error {
-	if c.Listener().Annotation(model.AnnotationGuest) != "true" {
+	if !h.AreFor(c) {
 		return c.Next()
 	}
 	if other, err := c.InOtherNetns(); err != nil {
 		return err
 	} else if other {
-		return h.p.why.socket.Because(errSocket)
+		return h.p.why.socket.Because(guest.ErrNoConnection)
 	}
 	h.p.mu.Lock()
 	e := h.p.endpoints[c.Endpoint.ID]
@@ -115,14 +90,14 @@ func (p *Plane) mayHave(e *endpoint) error {
 
 // end is one end of a connection, as its program has it.
 type end struct {
-	thread        uint32
-	inode, cookie uint64
+	guest.Connection
 	local, remote netip.AddrPort
 }
 
 // answer answers endpoint e's question d. An error means that the call was not answered.
 func (p *Plane) answer(d *trap.Deferred, e *endpoint) error {
-	role, number := int(d.Data().Args[4]>>32&1), int(int32(d.Data().Args[4]))
+	question := guest.Questions(askMagic).Question(d.Data())
+	role, number := int(question>>32&1), int(int32(question))
 	at, err := p.look(d.Thread(), number)
 	if err != nil {
 		return err
@@ -147,50 +122,20 @@ func (p *Plane) answer(d *trap.Deferred, e *endpoint) error {
 // look looks at a descriptor of the caller's: it must be an established connection that the node's
 // own TCP runs, so that rules have let it come to be.
 func (p *Plane) look(thread uint32, number int) (at end, err error) {
-	fd, found, err := p.proc.Take(thread, number)
-	if err != nil || !found {
-		return at, p.why.socket.Because(errors.Join(errSocket, err))
-	}
-	defer closeFD(fd)
-	netns, err := task.NetnsOfSocket(fd)
-	if err != nil || netns != p.netns {
-		return at, p.why.socket.Because(errors.Join(errSocket, err))
-	}
-	at, err = lookAt(fd)
-	at.thread = thread
+	fd, c, err := guest.Take(p.proc, thread, number, p.netns, guest.Established)
 	if err != nil {
 		return at, p.why.socket.Because(err)
 	}
-	return at, nil
-}
-
-// tcpEstablished is a state as in TCP_INFO.
-const tcpEstablished = 1
-
-func lookAt(fd int) (at end, err error) {
-	if protocol, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL); err != nil || protocol != unix.IPPROTO_TCP {
-		return at, errors.Join(errSocket, err)
-	}
-	info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
-	if err != nil || info.State != tcpEstablished {
-		return at, errors.Join(errSocket, err)
-	}
+	defer closeFD(fd)
 	local, err := unix.Getsockname(fd)
 	if err != nil {
-		return at, fmt.Errorf("name of a socket: %w", err)
+		return at, p.why.socket.Because(fmt.Errorf("name of a socket: %w", err))
 	}
 	remote, err := unix.Getpeername(fd)
 	if err != nil {
-		return at, fmt.Errorf("name of a socket's peer: %w", err)
+		return at, p.why.socket.Because(fmt.Errorf("name of a socket's peer: %w", err))
 	}
-	at.local, at.remote = addrPort(local), addrPort(remote)
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return at, err
-	}
-	at.inode = st.Ino
-	at.cookie, err = unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_COOKIE)
-	return at, err
+	return end{c, addrPort(local), addrPort(remote)}, nil
 }
 
 func addrPort(a unix.Sockaddr) netip.AddrPort {
@@ -214,7 +159,7 @@ func (p *Plane) lanesOf(e *endpoint, role int, at end) (file int, err error) {
 	defer p.mu.Unlock()
 	other := p.endpointAt(at.remote.Addr())
 	if p.endpointAt(at.local.Addr()) != e {
-		return -1, p.why.socket.Because(errSocket)
+		return -1, p.why.socket.Because(guest.ErrNoConnection)
 	}
 	if other == nil || other == e {
 		return -1, p.why.elsewhere.Because(errElsewhere)
@@ -256,17 +201,11 @@ func (p *Plane) waitsFor(found *pair, role int, e *endpoint) bool {
 	if found.given[role] || !found.given[1-role] || found.ends[role] != e {
 		return false
 	}
-	number, there, err := p.proc.FindSocket(found.first.thread, found.first.inode)
-	if err != nil || !there {
-		return false
+	fd, there := found.first.Find(p.proc)
+	if there {
+		closeFD(fd)
 	}
-	fd, there, err := p.proc.Take(found.first.thread, number)
-	if err != nil || !there {
-		return false
-	}
-	defer closeFD(fd)
-	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_COOKIE)
-	return err == nil && cookie == found.first.cookie
+	return there
 }
 
 // closeFD closes a descriptor of ours: the number is always free then.

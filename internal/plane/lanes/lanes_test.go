@@ -19,6 +19,7 @@ import (
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
 	"heddle.dev/heddle/internal/plane"
+	"heddle.dev/heddle/internal/plane/guest"
 	"heddle.dev/heddle/internal/stack"
 	"heddle.dev/heddle/internal/testutil"
 	"heddle.dev/heddle/internal/trap"
@@ -68,9 +69,8 @@ func connect(t *testing.T, from, to string) (fds [2]int, ends [2]end) {
 	testutil.NoError(t, err)
 	for role, fd := range fds {
 		t.Cleanup(func() { closeFD(fd) })
-		ends[role], err = lookAt(fd)
+		ends[role], err = open(t).look(uint32(unix.Getpid()), fd)
 		testutil.NoError(t, err)
-		ends[role].thread = uint32(unix.Gettid())
 	}
 	return fds, ends
 }
@@ -179,27 +179,29 @@ func TestLookAt(t *testing.T) {
 	p := open(t)
 	thread := uint32(unix.Getpid())
 	at, err := p.look(thread, fds[0])
-	if err != nil || at.cookie != ends[0].cookie || at.local != ends[0].local || at.remote != ends[1].local {
+	if err != nil || at.Cookie != ends[0].Cookie || at.local != ends[0].local || at.remote != ends[1].local {
 		t.Errorf("%+v, %v", at, err)
 	}
-	if _, err := p.look(thread, 1<<20); !errors.Is(err, errSocket) {
+	if _, err := p.look(thread, 1<<20); !errors.Is(err, guest.ErrNoConnection) {
 		t.Errorf("a number that is none: %v", err)
 	}
+	netns := p.netns
 	p.netns++
-	if _, err := p.look(thread, fds[0]); !errors.Is(err, errSocket) {
+	if _, err := p.look(thread, fds[0]); !errors.Is(err, guest.ErrNoConnection) {
 		t.Errorf("a connection of another network namespace: %v", err)
 	}
+	p.netns = netns
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	testutil.NoError(t, err)
 	fresh, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	testutil.NoError(t, err)
 	for _, fd := range []int{pair[0], fresh} {
-		if _, err := lookAt(fd); !errors.Is(err, errSocket) {
+		if _, err := p.look(thread, fd); !errors.Is(err, guest.ErrNoConnection) {
 			t.Errorf("taken for a connection: %v", err)
 		}
 	}
 	testutil.NoError(t, unix.Shutdown(fds[0], unix.SHUT_WR))
-	if _, err := lookAt(fds[0]); !errors.Is(err, errSocket) {
+	if _, err := p.look(thread, fds[0]); !errors.Is(err, guest.ErrNoConnection) {
 		t.Errorf("a connection that ends: %v", err)
 	}
 	for _, fd := range []int{pair[0], pair[1], fresh} {
@@ -216,7 +218,7 @@ func TestWaitsFor(t *testing.T) {
 	old, err := p.lanesOf(p.endpoints[1], connector, ends[connector])
 	testutil.NoError(t, err)
 	for _, pair := range p.pairs {
-		pair.first.cookie++ // of a socket that is no more
+		pair.first.Cookie++ // of a socket that is no more
 	}
 	other, err := p.lanesOf(p.endpoints[2], acceptor, ends[acceptor])
 	testutil.NoError(t, err)
@@ -285,7 +287,7 @@ func TestServes(t *testing.T) {
 	if err := p.ServeStack(stack.SharedMemory, stack.Settings{}); err == nil || errors.Is(err, plane.ErrOtherStack) {
 		t.Errorf("without the library: %v", err)
 	}
-	testutil.NoError(t, os.WriteFile(filepath.Join(filepath.Dir(p.cfg.Self), Library), nil, 0o644))
+	testutil.NoError(t, os.WriteFile(filepath.Join(filepath.Dir(p.cfg.Self), guest.Library), nil, 0o644))
 	testutil.NoError(t, p.ServeStack(stack.SharedMemory, stack.Settings{}))
 	if err := p.ServeStack(stack.Kernel, stack.Settings{}); !errors.Is(err, plane.ErrOtherStack) {
 		t.Errorf("the kernel's: %v", err)

@@ -8,11 +8,8 @@ package lanes
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -20,12 +17,10 @@ import (
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
 	"heddle.dev/heddle/internal/plane"
+	"heddle.dev/heddle/internal/plane/guest"
 	"heddle.dev/heddle/internal/stack"
 	"heddle.dev/heddle/internal/trap/task"
 )
-
-// Library is the file of the containers' side.
-const Library = "libheddle-guest.so"
 
 const (
 	// sweepEvery is how often it is looked which connections have ended, and what they carried.
@@ -107,7 +102,7 @@ func Open(cfg Config) (*Plane, error) {
 		p.proc.Close()
 		return nil, err
 	}
-	cfg.Traps.Handle(&handler{p})
+	cfg.Traps.Handle(&handler{askMagic, p})
 	return p, nil
 }
 
@@ -119,19 +114,7 @@ func (p *Plane) ServeStack(kind stack.Kind, _ stack.Settings) error {
 	if kind != stack.SharedMemory {
 		return plane.ErrOtherStack
 	}
-	return FindLibrary(p.cfg.Self)
-}
-
-// FindLibrary says whether the library is there, beside the program self or where the Debian
-// package has it.
-func FindLibrary(self string) error {
-	dir := filepath.Dir(self)
-	for _, d := range []string{dir, filepath.Join(dir, "../lib/heddle")} {
-		if _, err := os.Stat(filepath.Join(d, Library)); err == nil {
-			return nil
-		}
-	}
-	return fmt.Errorf("%s is not installed beside %s, nor in ../lib/heddle", Library, self)
+	return guest.FindLibrary(p.cfg.Self)
 }
 
 // of gives what is known of an endpoint. The caller holds mu.

@@ -20,7 +20,7 @@ import (
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
 	"heddle.dev/heddle/internal/plane"
-	"heddle.dev/heddle/internal/plane/lanes"
+	"heddle.dev/heddle/internal/plane/guest"
 	"heddle.dev/heddle/internal/plane/process"
 	"heddle.dev/heddle/internal/plane/queues/protocol"
 	"heddle.dev/heddle/internal/stack"
@@ -107,7 +107,7 @@ func Open(cfg Config) (*Plane, error) {
 		p.proc.Close()
 		return nil, err
 	}
-	cfg.Traps.Handle(&handler{p})
+	cfg.Traps.Handle(&handler{askMagic, p})
 	return p, nil
 }
 
@@ -122,7 +122,7 @@ func (p *Plane) ServeStack(_ stack.Kind, s stack.Settings) error {
 	if _, err := Program(p.cfg.Self, p.cfg.StateDir).Find(); err != nil {
 		return err
 	}
-	return lanes.FindLibrary(p.cfg.Self)
+	return guest.FindLibrary(p.cfg.Self)
 }
 
 // of gives what is known of an endpoint. The caller holds mu.

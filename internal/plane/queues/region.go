@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"heddle.dev/heddle/internal/plane/guest"
 	"heddle.dev/heddle/internal/plane/queues/protocol"
 )
 
@@ -30,13 +31,7 @@ type region struct {
 	memory int // a file of it
 	flags  uint32
 	// given are the connections that have its streams, or had them last.
-	given map[uint32]given
-}
-
-// given is a connection of a program's that has a stream.
-type given struct {
-	thread        uint32
-	inode, cookie uint64
+	given map[uint32]guest.Connection
 }
 
 // newID gives a region a number that no earlier agent has given.
@@ -47,14 +42,14 @@ func newID() uint64 {
 }
 
 // makeRegion has the service make a region, and gives the guest's end of its socket.
-func (l *link) makeRegion(ctx context.Context, of *endpoint, flags uint32) (_ *region, guest *os.File, err error) {
+func (l *link) makeRegion(ctx context.Context, of *endpoint, flags uint32) (_ *region, guestEnd *os.File, err error) {
 	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, nil, fmt.Errorf("make a region's socket: %w", err)
 	}
 	defer closeFD(ends[1])
-	guest = os.NewFile(uintptr(ends[0]), "queues")
-	r := &region{id: newID(), of: of, flags: flags, given: map[uint32]given{}}
+	guestEnd = os.NewFile(uintptr(ends[0]), "queues")
+	r := &region{id: newID(), of: of, flags: flags, given: map[uint32]guest.Connection{}}
 	ask := protocol.Region{
 		Head: protocol.Head{Type: protocol.TypeRegion, Region: r.id}, Flags: flags,
 		Slots: regionSlots, Streams: regionStreams, Capacity: regionCapacity, Sockets: regionSockets,
@@ -65,10 +60,10 @@ func (l *link) makeRegion(ctx context.Context, of *endpoint, flags uint32) (_ *r
 	}
 	if err != nil {
 		closeFD(r.memory)
-		_ = guest.Close()
+		_ = guestEnd.Close()
 		return nil, nil, fmt.Errorf("have a region made: %w", err)
 	}
-	return r, guest, nil
+	return r, guestEnd, nil
 }
 
 // streamAt is where the words of a stream begin, by the header, which the guest may have written

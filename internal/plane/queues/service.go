@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"heddle.dev/heddle/internal/plane/guest"
 	"heddle.dev/heddle/internal/plane/process"
 	"heddle.dev/heddle/internal/plane/queues/protocol"
 )
@@ -154,19 +155,12 @@ func (p *Plane) lose() {
 }
 
 // cut ends a connection that a program has still.
-func (p *Plane) cut(g given) {
-	number, found, err := p.proc.FindSocket(g.thread, g.inode)
-	if err != nil || !found {
-		return
-	}
-	fd, found, err := p.proc.Take(g.thread, number)
-	if err != nil || !found {
+func (p *Plane) cut(g guest.Connection) {
+	fd, found := g.Find(p.proc)
+	if !found {
 		return
 	}
 	defer closeFD(fd)
-	if cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_COOKIE); err != nil || cookie != g.cookie {
-		return
-	}
 	// Its last close resets it: the peer is not to take what came for all there was.
 	_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
 	_ = unix.Shutdown(fd, unix.SHUT_RDWR) // it may be over

@@ -273,6 +273,22 @@ fn a_counter_that_cannot_be_resets_its_connection_alone() {
 }
 
 #[test]
+fn a_guest_that_ends_with_a_counter_that_cannot_be_leaves_nothing() {
+    use std::sync::atomic::Ordering;
+    let mut agent = Agent::new();
+    let life = agent.region(1, QUEUES_CONTROL);
+    let mut guest = Guest::open(&life).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let wild = connect(&mut agent, &mut guest, 1, &listener);
+    let (mut reset, _) = listener.accept().unwrap();
+    let beyond = u64::from(CAPACITY) + 1;
+    guest.view.out_produced(wild.stream).store(beyond, Ordering::Release);
+    drop((guest, life));
+    agent.await_gone(1);
+    let _ = reset.read(&mut [0; 16]); // the end, or a reset: it does not wait
+}
+
+#[test]
 fn a_wild_index_ends_the_region_and_no_other() {
     let mut agent = Agent::new();
     let (life, other) = (agent.region(1, QUEUES_CONTROL), agent.region(2, 0));

@@ -559,8 +559,11 @@ impl Region {
                 job.offset = stream.produced(&self.view);
                 stream.close = None;
             }
-            // Each is there, and takes this.
-            let _ = self.close(&job, context);
+            // Each is there, and takes this, but for a connection whose counter cannot be.
+            if self.close(&job, context).is_err() {
+                job.flags |= u8::try_from(QUEUES_ABORT).unwrap_or(0);
+                let _ = self.close(&job, context);
+            }
             if at_once && let Some(index) = self.by_number.get(&socket).copied() {
                 self.remove(index, context);
             }

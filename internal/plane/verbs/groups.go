@@ -18,15 +18,43 @@ const (
 	groupsEvery = time.Second
 	// groupsAgain is after a change that the store did not take.
 	groupsAgain = 5 * time.Second
+	// changesAtOnce are changes of an endpoint's record that may follow each other as fast, and
+	// changeAgain is when there is one more: the store keeps what a record was for an hour, and
+	// every agent reads each change.
+	changesAtOnce = 32
+	changeAgain   = 30 * time.Second
 )
 
 // groups is what the plane knows of multicast groups. Plane.mu guards it.
 type groups struct {
 	// joined are those of this node's endpoints that records have yet to say.
 	joined map[model.EndpointID][]netip.Addr
-	wake   chan struct{}
+	// made are the changes of their records of late.
+	made map[model.EndpointID]changes
+	wake chan struct{}
 	// members are the endpoints of all nodes that are in some, by their IPv4 addresses.
 	members map[netip.Addr]member
+}
+
+// changes are those of a record: how many, as of when, without those whose time has passed.
+type changes struct {
+	count int
+	at    time.Time
+}
+
+// another says whether there may be one more, and counts it.
+func (c *changes) another(now time.Time) bool {
+	passed := int(now.Sub(c.at) / changeAgain)
+	if passed >= c.count {
+		*c = changes{0, now}
+	} else {
+		*c = changes{c.count - passed, c.at.Add(time.Duration(passed) * changeAgain)}
+	}
+	if c.count >= changesAtOnce {
+		return false
+	}
+	c.count++
+	return true
 }
 
 // member is an endpoint in groups.
@@ -55,6 +83,23 @@ func (g *groups) changed() {
 	}
 }
 
+// take gives what records are to say now. What has changed too often is left for later.
+func (g *groups) take(now time.Time) map[model.EndpointID][]netip.Addr {
+	joined := make(map[model.EndpointID][]netip.Addr)
+	for id, list := range g.joined {
+		made := g.made[id]
+		if made.another(now) {
+			joined[id] = list
+			delete(g.joined, id)
+		}
+		g.made[id] = made
+	}
+	if len(g.joined) > 0 {
+		g.changed()
+	}
+	return joined
+}
+
 // keepGroups brings records to what routers say, until ctx ends.
 func (p *Plane) keepGroups(ctx context.Context) {
 	for {
@@ -78,8 +123,7 @@ func (p *Plane) keepGroups(ctx context.Context) {
 // recordGroups does so once; false: the store did not take all, and is asked again.
 func (p *Plane) recordGroups(ctx context.Context) bool {
 	p.mu.Lock()
-	joined := p.groups.joined
-	p.groups.joined = make(map[model.EndpointID][]netip.Addr)
+	joined := p.groups.take(time.Now())
 	p.mu.Unlock()
 	all := true
 	for id, list := range joined {

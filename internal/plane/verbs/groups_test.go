@@ -70,6 +70,37 @@ func TestGroupsGoIntoRecords(t *testing.T) {
 	}
 }
 
+// TestARecordDoesNotChangeWithoutEnd: of a program that joins and leaves all the time the store
+// hears now and then, in the end of what is so; and of others at once.
+func TestARecordDoesNotChangeWithoutEnd(t *testing.T) {
+	var written []netip.Addr
+	count := 0
+	p := Open(Config{SetGroups: func(_ context.Context, id model.EndpointID, groups []netip.Addr) error {
+		if id == 1 {
+			count, written = count+1, groups
+		}
+		return nil
+	}})
+	for i := range 10 * changesAtOnce {
+		p.groups.joined[1] = []netip.Addr{group1, group2}[i%2:]
+		p.recordGroups(t.Context())
+	}
+	if count != changesAtOnce {
+		t.Errorf("%d changes, want %d", count, changesAtOnce)
+	}
+	p.groups.joined[1], p.groups.joined[2] = nil, []netip.Addr{group1}
+	p.recordGroups(t.Context())
+	if _, waits := p.groups.joined[1]; !waits || len(p.groups.joined) != 1 {
+		t.Errorf("%v are left", p.groups.joined)
+	}
+	made := p.groups.made[1]
+	p.groups.made[1] = changes{made.count, made.at.Add(-changeAgain)}
+	p.recordGroups(t.Context())
+	if len(p.groups.joined) != 0 || count != changesAtOnce+1 || written != nil {
+		t.Errorf("%v are left, %d changes, the last one to %v", p.groups.joined, count, written)
+	}
+}
+
 // TestRoutersHearOfMembers: of those that there are when it comes, and of each change.
 func TestRoutersHearOfMembers(t *testing.T) {
 	n := runPlane(t)

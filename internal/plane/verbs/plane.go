@@ -107,7 +107,8 @@ func (p *Plane) Declares() plane.Declaration { return Declaration }
 func Open(cfg Config) *Plane {
 	return &Plane{
 		cfg: cfg, wake: make(chan struct{}, 1), endpoints: make(map[model.EndpointID]*endpoint),
-		groups: groups{joined: make(map[model.EndpointID][]netip.Addr), wake: make(chan struct{}, 1), members: make(map[netip.Addr]member)},
+		groups: groups{joined: make(map[model.EndpointID][]netip.Addr), made: make(map[model.EndpointID]changes), wake: make(chan struct{}, 1),
+			members: make(map[netip.Addr]member)},
 	}
 }
 
@@ -201,6 +202,8 @@ func (p *Plane) detach(e model.Endpoint) error {
 	ep, known := p.endpoints[e.ID]
 	if known {
 		delete(p.endpoints, e.ID)
+		delete(p.groups.joined, e.ID)
+		delete(p.groups.made, e.ID)
 		ep.close()
 		if ep.router != nil {
 			p.send(ep.router, head{kind: typeRemove, endpoint: ep.number}.append(nil), nil)

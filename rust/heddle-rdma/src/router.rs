@@ -517,6 +517,8 @@ impl Loop {
         self.objects.agent_full_since = None;
         self.objects.asks.clear();
         self.objects.given_back.clear();
+        // What it was about to tell of is told by nobody.
+        self.objects.home = None;
         if std::mem::take(&mut self.objects.drains)
             && self.objects.endpoints.iter().next().is_none()
         {

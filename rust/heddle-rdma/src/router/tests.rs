@@ -59,3 +59,12 @@ fn a_worker_that_serves_another_one_by_now_leaves_all_awake() {
     });
     assert_eq!((until, awake(&all, handles)), (Doze::Wakes, [true; 2]));
 }
+
+/// A connection of which another agent tells is not at a card that the one before has told of.
+#[test]
+fn a_card_is_told_of_by_the_agent_that_tells_of_the_connection() {
+    let (mut all, _) = with_two();
+    all.objects.hear_home(1, 3, &[[1; 16]]);
+    all.drop_agent();
+    assert!(all.objects.home.is_none());
+}

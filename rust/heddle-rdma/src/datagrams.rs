@@ -271,6 +271,12 @@ fn group(header: &Header) -> Gid {
 }
 
 impl Way {
+    /// One to a group.
+    #[cfg(test)]
+    pub(crate) fn of(source: Gid, destination: Gid) -> Self {
+        Self { source, destination, hop_limit: 1, qp: GROUP_QP, qkey: 0 }
+    }
+
     /// The header of the frame that goes this way. One for a group says which.
     pub(crate) fn header(&self, told: Told, length: usize) -> Header {
         let halves = self.destination.as_chunks().0;

@@ -96,7 +96,8 @@ pub(crate) struct Held {
 }
 
 impl Objects {
-    /// Sends a datagram to the members of a group at other routers. Says how many copies it were.
+    /// Sends a datagram to the members of a group at other routers. Says what that has cost: who
+    /// cannot be sent to was looked for, too.
     pub(crate) fn send_elsewhere(
         &mut self,
         number: u32,
@@ -106,12 +107,13 @@ impl Objects {
         payload: &[u8],
     ) -> i64 {
         let members = self.elsewhere.of(&way.destination, &way.source);
-        let mut copies: i64 = 0;
+        let (mut copies, mut cost) = (0, 0);
         for (i, member) in members.into_iter().enumerate() {
             let Some(own) = self.endpoints.get(endpoint) else { break };
             if own.has(&member) {
                 continue;
             }
+            cost += REQUEST_COST;
             let link = if i < MEMBERS_MAX {
                 self.datagram_link(endpoint, way.source, member)
             } else {
@@ -138,15 +140,16 @@ impl Objects {
             };
             if sent {
                 copies += 1;
+                cost += i64::try_from(payload.len()).unwrap_or(0);
             } else {
                 self.note(endpoint, Reason::DatagramNoRoom);
             }
         }
         if copies > 0 {
-            let sent = told.length * copies.unsigned_abs();
+            let sent = told.length * copies;
             self.account(number, Path::Tcp, &Traffic { sent, ..Traffic::default() });
         }
-        copies
+        cost
     }
 
     /// Keeps a datagram until its connection is there; false: there is no room.
@@ -256,16 +259,41 @@ impl Objects {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::objects::Endpoint;
+    use crate::shards::Nudge;
+    use crate::sys::{self, Epoll};
+
+    fn gid(n: u8, last: u8) -> Gid {
+        let mut gid = [0; 16];
+        gid[10..12].fill(0xff);
+        (gid[12], gid[15]) = (n, last);
+        gid
+    }
+
+    #[test]
+    fn who_sends_pays_for_members_that_get_nothing_as_well() {
+        let shared = Box::leak(Box::default());
+        let epoll = Epoll::new().unwrap();
+        let nudge = Nudge::of(&epoll).unwrap();
+        let mut objects = Objects::new(shared, Arc::new(epoll), nudge);
+        let (own, group) = (gid(10, 1), gid(239, 1));
+        let endpoint = Endpoint::new(1, [own, [0; 16]], sys::eventfd().unwrap());
+        let endpoint = objects.endpoints.insert(endpoint, 0).unwrap();
+        for n in 2..=200 {
+            objects.elsewhere.name([gid(10, n), [0; 16]], vec![group]);
+            objects.refuse_datagrams(endpoint, gid(10, n));
+        }
+        let told = Told { opcode: 2, imm: 0, solicited: false, source: 7, length: 50 };
+        let way = Way::of(own, group);
+        let cost = objects.send_elsewhere(7, endpoint, &way, told, &[0; 50]);
+        assert_eq!(cost, 199 * REQUEST_COST);
+    }
 
     #[test]
     fn members_are_those_that_were_named_last() {
-        let gid = |n: u8, last: u8| {
-            let mut gid = [0; 16];
-            gid[10..12].fill(0xff);
-            (gid[12], gid[15]) = (n, last);
-            gid
-        };
         let (one, two) = ([gid(10, 1), [1; 16]], [gid(10, 2), [0; 16]]);
         let (a, b) = (gid(239, 1), gid(239, 2));
         let mut all = Elsewhere::default();

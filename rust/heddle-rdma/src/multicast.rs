@@ -117,22 +117,25 @@ impl Objects {
             return Err(Pending::Later(until));
         }
         let members = self.groups.get(&way.destination).cloned().unwrap_or_default();
+        let looked_at = i64::try_from(members.len()).unwrap_or(0);
         let mut reached = Vec::with_capacity(members.len());
         for member in members {
             if self.reaches(endpoint, way, member, now)? {
                 reached.push(member);
             }
         }
-        let here = i64::try_from(reached.len()).unwrap_or(0);
+        // The sender pays for each copy, and for each member that gets none.
+        let payload_cost = i64::try_from(payload.len()).unwrap_or(0);
+        let mut cost = looked_at * REQUEST_COST;
         for member in reached {
+            cost += payload_cost;
             self.copied(number, member, told.length);
             self.deliver_to(member, endpoint, way, told, payload, Path::Memory);
         }
-        let copies = here + self.send_elsewhere(number, endpoint, way, told, payload);
-        // The sender pays for each copy.
-        let cost = REQUEST_COST + i64::try_from(payload.len()).unwrap_or(0);
+        cost += self.send_elsewhere(number, endpoint, way, told, payload);
+        // One copy is the request itself.
         if let Some(endpoint) = self.endpoints.get_mut(endpoint) {
-            endpoint.budget -= (copies - 1).max(0) * cost;
+            endpoint.budget -= (cost - REQUEST_COST - payload_cost).max(0);
         }
         Ok(())
     }

@@ -16,6 +16,7 @@ use verbs_qp::State;
 use crate::bounce::{Bounce, No, Plan};
 use crate::ibverbs::{Completion, Domain, Pair};
 use crate::objects::{Current, Objects, Quota};
+use crate::outside::Again;
 use crate::requests::{QUANTUM, REQUEST_COST, Taken, Told, Turn, refusal};
 
 /// Requests of a queue pair that the card has at a time.
@@ -44,6 +45,7 @@ pub(crate) struct Native {
     pub(crate) bounce: Option<Bounce>,
     domain: Arc<Domain>,
     pub(crate) phase: Phase,
+    pub(crate) again: Again,
     /// The card says that it has failed.
     pub(crate) failed: bool,
     /// The card may send.
@@ -72,6 +74,7 @@ impl Native {
             bounce: None,
             domain,
             phase: Phase::Idle,
+            again: Again::default(),
             failed: false,
             sends: false,
             epoch: 0,

@@ -30,7 +30,7 @@ use crate::link::{Link, Timer};
 use crate::memory::{Copier, Piece, Process, Regions};
 use crate::multicast::{Groups, is_ipv4};
 use crate::native::Native;
-use crate::outside::Outside;
+use crate::outside::{ASKS_A_SECOND, Outside};
 use crate::placing::REGISTERED_A_SECOND;
 use crate::protection::{Protection, protects};
 use crate::queues::{CompletionRing, ReceiveRing, SendRing};
@@ -109,8 +109,9 @@ pub(crate) struct Endpoint {
     pub(crate) card_pairs: u64,
     /// Regions that the card gets to know.
     pub(crate) registers: Bucket,
-    /// It may have peers without Heddle.
+    /// It may have peers without Heddle; how often the agent is asked for them.
     pub(crate) outside: bool,
+    pub(crate) asks: Bucket,
     /// The agent has named it since it came.
     pub(crate) named: bool,
 }
@@ -140,6 +141,7 @@ impl Endpoint {
             card_pairs: 0,
             registers: Bucket::new(),
             outside: false,
+            asks: Bucket::new(),
             named: true,
         }
     }
@@ -169,6 +171,7 @@ impl Endpoint {
         self.registers.limit(REGISTERED_A_SECOND, Duration::from_secs(1), now);
         self.ingress.limit(u64::from(l.ingress_kbit) * 125, BYTES_AT_ONCE, now);
         self.copies.limit(COPIES_A_SECOND, BYTES_AT_ONCE, now);
+        self.asks.limit(ASKS_A_SECOND, Duration::from_secs(1), now);
     }
 
     /// Whether there is a cap on its bytes.

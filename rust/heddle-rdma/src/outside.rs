@@ -29,6 +29,29 @@ const ALL_COMPLETIONS: u32 = 1 << 16;
 const TRIES: usize = 16;
 /// After which an agent that does not answer is asked again.
 const ANSWER_TIME: Duration = Duration::from_secs(1);
+/// How often the agent is asked for queue pairs of an endpoint: programs may change their state as
+/// often as they like, and all that others ask for waits behind it.
+pub(crate) const ASKS_A_SECOND: u64 = 1024;
+
+/// When a queue pair is asked for again, if there is no answer.
+#[derive(Default)]
+pub(crate) struct Again(Option<Instant>);
+
+impl Again {
+    /// It is asked for. When a timer is to run out, if none is under way.
+    fn begin(&mut self, now: Instant) -> Option<Instant> {
+        if self.0.is_some_and(|at| at > now) {
+            return None;
+        }
+        self.0 = Some(now + ANSWER_TIME);
+        self.0
+    }
+
+    /// Whether a timer that has run out is this one, and not that of a queue pair before it.
+    fn is_over(&self, now: Instant) -> bool {
+        self.0.is_some_and(|at| at <= now)
+    }
+}
 
 /// What of the card is for peers without Heddle.
 #[derive(Default)]
@@ -250,7 +273,7 @@ impl Objects {
         if let Some(native) = self.qps.get_mut(number).and_then(|qp| qp.native.as_mut()) {
             native.phase = Phase::Asked;
         }
-        self.ask_outside(number);
+        self.ask_paced(number);
         true
     }
 
@@ -290,16 +313,34 @@ impl Objects {
         let destination = qp.attr.address.gid;
         let source = self.card_gid().unwrap_or_default();
         self.asks.push(Message::Ask { tag: number, endpoint, source, destination });
-        self.at(Instant::now() + ANSWER_TIME, Timer::Seek(number, 0));
         self.nudge_first();
+    }
+
+    /// The same, as often as its endpoint may be asked for; else once the time for an answer is
+    /// over.
+    fn ask_paced(&mut self, number: u32) {
+        let now = Instant::now();
+        let Some(qp) = self.qps.get_mut(number) else { return };
+        let (endpoint, native) = (qp.endpoint, qp.native.as_mut());
+        // One timer, however often the program changes the state.
+        if let Some(again) = native.and_then(|n| n.again.begin(now)) {
+            self.at(again, Timer::Seek(number, 0));
+        }
+        let Some(own) = self.endpoints.get_mut(endpoint) else { return };
+        if own.asks.until(now).is_none() {
+            own.asks.take(1);
+            self.ask_outside(number);
+        } else if own.asks.begins_to_wait() {
+            own.account.note(Reason::RateRequests);
+        }
     }
 
     /// Asks again, if there was no answer. Says whether the queue pair is such a one.
     pub(crate) fn ask_outside_again(&mut self, number: u32) -> bool {
         let native = self.qps.get(number).and_then(|qp| qp.native.as_ref());
         let phase = native.map_or(Phase::Idle, |n| n.phase);
-        if phase == Phase::Asked {
-            self.ask_outside(number);
+        if phase == Phase::Asked && native.is_some_and(|n| n.again.is_over(Instant::now())) {
+            self.ask_paced(number);
         }
         phase != Phase::Idle
     }
@@ -374,5 +415,22 @@ impl Objects {
         if let Some(completions) = self.outside.completions.take() {
             self.epoll.remove(completions.as_fd());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_pair_has_one_timer() {
+        let (mut again, now) = (Again::default(), Instant::now());
+        let late = now + ANSWER_TIME;
+        assert_eq!((again.begin(now), again.begin(now)), (Some(late), None));
+        // One of a queue pair that had the number before.
+        assert!(!again.is_over(now) && !again.is_over(now + ANSWER_TIME / 2));
+        assert!(again.is_over(late));
+        assert_eq!(again.begin(late), Some(late + ANSWER_TIME));
+        assert!(!again.is_over(late));
     }
 }

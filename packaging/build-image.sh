@@ -27,7 +27,7 @@ for p in "$@"; do
 	CGO_ENABLED=0 "$go" build -trimpath -buildvcs=false -ldflags "-s -w -buildid= -X heddle.dev/heddle/internal/version.release=$VERSION" \
 		-o "$work/root/opt/heddle/bin/$p" "./cmd/$p"
 done
-for l in pool verbs; do
+for l in guest pool verbs; do
 	clib/build.sh $l "$work/root/opt/heddle/bin/libheddle-$l.so" "$goarch"
 done
 for p in heddle-rdma heddle-stack; do # the image has no C library

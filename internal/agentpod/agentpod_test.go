@@ -51,6 +51,22 @@ func FuzzNodeName(f *testing.F) {
 	})
 }
 
+// TestImageHasLibraries: what containers may ask for is in the image that `make image` makes.
+func TestImageHasLibraries(t *testing.T) {
+	script, err := os.ReadFile("../../packaging/build-image.sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, after, _ := strings.Cut(string(script), "for l in ")
+	built, _, _ := strings.Cut(after, "; do")
+	for _, l := range libraries {
+		name := strings.TrimSuffix(strings.TrimPrefix(l, "libheddle-"), ".so")
+		if !slices.Contains(strings.Fields(built), name) {
+			t.Errorf("the image has %q, and not %s", built, l)
+		}
+	}
+}
+
 // node is a node's directories, and an installation from programs beside them.
 func node(t *testing.T, network Network) Installation {
 	t.Helper()

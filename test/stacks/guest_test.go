@@ -82,6 +82,8 @@ func (l guestLab) serve(container string, library bool, words ...string) (output
 	if _, err := io.ReadFull(out, first); err != nil || string(first) != "listens\n" {
 		l.Fatalf("%v: %q", err, first)
 	}
+	// The program outlives `heddle lab exec`, which ctx ends, and has the pipe open.
+	context.AfterFunc(ctx, func() { _ = out.Close() })
 	var said bytes.Buffer
 	done := make(chan error, 1)
 	go func() {

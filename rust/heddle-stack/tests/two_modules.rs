@@ -218,8 +218,13 @@ fn many_connections_and_a_backlog() {
     // Beyond the backlog SYNs are dropped, and come again when there is place.
     let (small, address) = b.client.listen(2, at("10.9.0.2", 0), 0, 1).unwrap().unwrap();
     let to = at("10.9.0.2", address.port);
+    let before = b.client.stats(2).unwrap().accepted;
     let (first, _one) = a.client.begin(1, to, stack_options::default()).unwrap();
     assert_eq!(a.client.answer(STACK_CONNECT, first).unwrap().head.error, 0);
+    // A handshake that is under way there does not fill the backlog yet.
+    eventually("the first connection at its listener", || {
+        (b.client.stats(2).unwrap().accepted > before).then_some(())
+    });
     let (second, _two) = a.client.begin(1, to, stack_options::default()).unwrap();
     eventually("a SYN beyond the backlog", || {
         (b.client.stats(2).unwrap().drop_backlog > 0).then_some(())

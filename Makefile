@@ -105,13 +105,16 @@ need-cargo:
 	@cd rust && $(CARGO) --version >/dev/null || { echo "needs the toolchain of rust/rust-toolchain.toml: run 'rustup toolchain install' in rust/"; exit 1; }
 
 # Units, hostile peers, two processes, routers; what heddle-stack has to do of heddle-netstack, too; attacks on a router without a protection; then loom's models, which are shared-ring compiled in another way.
+# What fails is tried once more, as Go's tests are (below, at `test`): the summary names it as a fault.
+twice = cd rust && { $(1) || { echo "FAULT: rust: needed a second try: $(strip $(2))" | tee -a $(abspath $(OUT))/rust.faults; $(1); }; }
 test-rust: need-cargo
-	cd rust && $(CARGO) test --locked --quiet
+	@mkdir -p $(OUT) && rm -f $(OUT)/rust.faults
+	$(call twice,$(CARGO) test --locked --quiet,the workspace)
 	CGO_ENABLED=0 $(GO) build -trimpath -o $(BIN)/ ./cmd/heddle-netstack
-	cd rust && HEDDLE_TEST_MODULE=$(abspath $(BIN))/heddle-netstack $(CARGO) test --locked --quiet -p heddle-stack $(addprefix --test ,two_modules hostile isolation kernel_peer) -- --test-threads=1
-	cd rust && $(CARGO) test --locked --quiet -p heddle-rdma --features attack --test attacks --test slow_pages --test shares --test changes --target-dir ../$(OUT)/rust/attack
-	cd rust && $(CARGO) test --locked --quiet -p heddle-machine --features attack --test attacks --target-dir ../$(OUT)/rust/attack
-	cd rust && RUSTFLAGS="--cfg loom" $(CARGO) test --locked --quiet --lib -p shared-ring --target-dir ../$(OUT)/rust/loom
+	$(call twice,HEDDLE_TEST_MODULE=$(abspath $(BIN))/heddle-netstack $(CARGO) test --locked --quiet -p heddle-stack $(addprefix --test ,two_modules hostile isolation kernel_peer) -- --test-threads=1,heddle-netstack)
+	$(call twice,$(CARGO) test --locked --quiet -p heddle-rdma --features attack --test attacks --test slow_pages --test shares --test changes --target-dir ../$(OUT)/rust/attack,attacks on heddle-rdma)
+	$(call twice,$(CARGO) test --locked --quiet -p heddle-machine --features attack --test attacks --target-dir ../$(OUT)/rust/attack,attacks on heddle-machine)
+	$(call twice,RUSTFLAGS="--cfg loom" $(CARGO) test --locked --quiet --lib -p shared-ring --target-dir ../$(OUT)/rust/loom,loom)
 
 bench-rust: need-cargo
 	cd rust && $(CARGO) bench --locked --quiet
@@ -299,7 +302,7 @@ RUN    :=
 SCENARIOS = HEDDLE_BIN=$(CURDIR)/$(BIN) $(GO) tool gotestsum --format testname --hide-summary=output $(RETRY) --jsonfile $(OUT)/$(1).json \
 	--packages "$(2)" -- -count=1 -vet=off -p 2 -parallel=8 -timeout 30m '-run=$(RUN)'
 test: need-root build attack test-packages
-	@mkdir -p $(OUT) && rm -f $(PARTS:%=$(OUT)/%.json) && $(GO) build -o $(OUT)/summary ./test/summary
+	@mkdir -p $(OUT) && rm -f $(PARTS:%=$(OUT)/%.json) $(OUT)/rust.faults && $(GO) build -o $(OUT)/summary ./test/summary
 	@$(OUT)/summary -every 1m $(OUT) & progress=$$!; \
 	$(MAKE) --no-print-directory --jobs=2 --keep-going test-shard-1 test-shard-2; code=$$?; kill $$progress; \
 	$(MAKE) --no-print-directory test-summary && exit $$code
@@ -314,7 +317,7 @@ $(TEST_PARTS:%=test-%): need-root build attack test-packages
 # They find the programs built.
 .PHONY: test-shard-1 test-shard-2 test-summary $(TEST_PARTS:%=part-%)
 test-summary:
-	@echo "slowest tests:"; for f in $(PARTS); do $(GO) tool gotestsum tool slowest --num 12 --threshold 3s --jsonfile $(OUT)/$$f.json; done; $(OUT)/summary $(OUT)
+	@echo "slowest tests:"; for f in $(PARTS); do $(GO) tool gotestsum tool slowest --num 12 --threshold 3s --jsonfile $(OUT)/$$f.json; done; cat $(OUT)/rust.faults 2>/dev/null; $(OUT)/summary $(OUT)
 test-shard-1: part-lab
 test-shard-2:
 	code=0; for part in test-rust part-unit part-suites; do $(MAKE) --no-print-directory $$part || code=1; done; exit $$code

@@ -527,8 +527,10 @@ def case_tos_ttl():
 
 def case_congestion():
     s = tcp()
-    allowed = open("/proc/sys/net/ipv4/tcp_available_congestion_control").read().split()
-    for name in sorted(allowed) + ["nosuch"]:
+    # The list is the whole machine's, and scenarios beside this one load and unload their own.
+    available = open("/proc/sys/net/ipv4/tcp_available_congestion_control").read().split()
+    allowed = [name for name in ("bbr", "cubic", "reno") if name in available]
+    for name in allowed + ["nosuch"]:
         print(name, e(s.setsockopt, TCP, 13, name.encode()), s.getsockopt(TCP, 13, 16))
     s = ask("echo", s)
     s.send(b"abc")
@@ -537,7 +539,7 @@ def case_congestion():
     def unprivileged():
         os.setuid(1234)
         s = tcp()
-        return [e(s.setsockopt, TCP, 13, name.encode()) for name in sorted(allowed)]
+        return [e(s.setsockopt, TCP, 13, name.encode()) for name in allowed]
     print(child(unprivileged))
 
 

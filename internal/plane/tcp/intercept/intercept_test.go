@@ -44,10 +44,11 @@ func tryFlagsAndFamilies(t *testing.T) {
 		st := s.Stats()
 		return st.Answered == n && st.PoolHits+st.PoolMisses == n && st.Continued == 0
 	})
-	// On a busy machine the prefiller, which gives way to all, comes late.
-	if st := s.Stats(); st.PoolHits == 0 {
-		t.Errorf("%d of %d sockets were ready", st.PoolHits, n)
-	}
+	// The prefiller gives way to all: on a busy machine it comes late.
+	eventually(t, "a socket that was ready", func() bool {
+		c.socket(unix.AF_INET, unix.SOCK_STREAM, 0)
+		return s.Stats().PoolHits > 0
+	})
 }
 
 // What is not a TCP socket ends as if it had not been trapped.

@@ -2,6 +2,7 @@ package rdma
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os/exec"
@@ -18,6 +19,18 @@ import (
 var programs = map[string]string{"ib_write_bw": "perftest", "ib_write_lat": "perftest", "rstream": "rdmacm-utils", "iperf3": "iperf3",
 	"NPtcp": "netpipe-tcp", "mpirun": "openmpi-bin"}
 
+// installed says what is missing of them, and of what they are used with.
+func installed() error {
+	err := session.Lacking(programs)
+	if _, missing := spreload(); missing != nil {
+		err = errors.Join(err, missing)
+	}
+	if missing := exec.Command(python, "-c", "import numpy, mpi4py").Run(); missing != nil {
+		err = errors.Join(err, fmt.Errorf("%s has no numpy or no mpi4py: install Debian's packages python3-numpy and python3-mpi4py: %w", python, missing))
+	}
+	return err
+}
+
 // Command is `heddle bench rdma`.
 func Command() session.Command {
 	var cases []Case
@@ -26,7 +39,7 @@ func Command() session.Command {
 		Short: "Measure RDMA without a card: perftest, sockets and MPI on one node and between nodes, with processor time",
 		Long: `Runs Debian's unmodified perftest, rstream, NetPIPE and jobs of MPI processes in containers that have verbs, beside a copy by one
 thread, two processes that spin, and TCP of the host and the overlay, with 1 to 512 queue pairs and with caps, and states the goals. The lab must have been made with --verbs; --up does that.`,
-		Lab: session.Needs{Program: true, Size: lab.Size{Verbs: true}},
+		Lab: session.Needs{Program: true, Size: lab.Size{Verbs: true}, Installed: installed},
 		Flags: func(f session.Flags) {
 			f.DeclareScopes()
 			f.DeclareRuns(3, "runs of each case")
@@ -36,17 +49,6 @@ thread, two processes that spin, and TCP of the host and the overlay, with 1 to 
 			scopes, err := s.ParseScopes()
 			if err != nil {
 				return err
-			}
-			for program, debian := range programs {
-				if _, err := exec.LookPath(program); err != nil {
-					return fmt.Errorf("%w: install Debian's package %s", err, debian)
-				}
-			}
-			if _, err := spreload(); err != nil {
-				return err
-			}
-			if err := exec.Command(python, "-c", "import numpy, mpi4py").Run(); err != nil {
-				return fmt.Errorf("%s has no numpy or no mpi4py: install Debian's packages python3-numpy and python3-mpi4py: %w", python, err)
 			}
 			cases = Cases(scopes)
 			return bench.Options{Runs: s.Runs, Duration: s.Duration}.Validate()

@@ -20,6 +20,17 @@ import (
 	"heddle.dev/heddle/internal/netns"
 )
 
+// Lacking names what is not installed of programs, given with their Debian packages.
+func Lacking(programs map[string]string) error {
+	var errs []error
+	for program, debian := range programs {
+		if _, err := exec.LookPath(program); err != nil {
+			errs = append(errs, fmt.Errorf("%w: install Debian's package %s", err, debian))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // Needs says which lab a benchmark is run in. Without more it is one of two nodes with two
 // containers each, which is up or which --up brings up.
 type Needs struct {
@@ -27,6 +38,9 @@ type Needs struct {
 	Size  lab.Size // of a lab that is brought up
 	Up    bool     // bring it up without being asked to
 	Fresh bool     // take down one that is up before
+	// Installed says what the benchmark lacks on this machine. It is asked once the flags have been
+	// read and a lab is up or is to be.
+	Installed func() error
 	// Program has the load generator of this program looked for in the containers.
 	Program bool
 }
@@ -143,12 +157,18 @@ func (s *Session) bringUp(ctx context.Context, needs Needs) (down func() error, 
 	if missing == nil && (!state.Ready || state.Nodes < size.Nodes || state.Containers < size.Containers) {
 		missing = fmt.Errorf("lab %s is incomplete, or smaller than %d nodes with %d containers", s.Lab.Name, size.Nodes, size.Containers)
 	}
+	if missing != nil && !needs.Up && !s.Up {
+		return nil, fmt.Errorf("lab is not up: %w\nbring it up with `heddle lab up`, or use --up", missing)
+	}
+	if needs.Installed != nil {
+		if err := needs.Installed(); err != nil {
+			return nil, err
+		}
+	}
 	switch {
 	case missing == nil && !needs.Fresh:
 		s.Lab.Stays = true
 		return func() error { return nil }, nil
-	case !needs.Up && !s.Up:
-		return nil, fmt.Errorf("lab is not up: %w\nbring it up with `heddle lab up`, or use --up", missing)
 	case needs.Fresh:
 		if err := down(); err != nil {
 			return nil, err

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os/exec"
 	"time"
 
 	"heddle.dev/heddle/internal/bench"
@@ -56,7 +55,7 @@ func Command() session.Command {
 		Long: fmt.Sprintf(`Measures streams, writes, new connections and redis with each stack, beside Heddle without a profile, the overlay and the host, and what arrives
 of a stream over a line of 12 Mb/s with a round trip of 350 ms and losses. The lab must have been made with --stacks and %d containers a
 node; --up does that.`, labContainers),
-		Lab: session.Needs{Program: true, Size: lab.Size{Containers: labContainers, Stacks: true}},
+		Lab: session.Needs{Program: true, Size: lab.Size{Containers: labContainers, Stacks: true}, Installed: func() error { return session.Lacking(programs) }},
 		Flags: func(f session.Flags) {
 			f.Modes, f.Scopes = []string{string(bench.Host), string(bench.Overlay), string(bench.Heddle)}, []string{string(bench.Inter)}
 			f.DeclareWorkloads(workloads, "some of them, or iperf3, rr, crr8, crr64")
@@ -66,11 +65,6 @@ node; --up does that.`, labContainers),
 			f.DeclareDuration(time.Second, "length of a run")
 		},
 		Check: func(s *session.Session) (err error) {
-			for program, debian := range programs {
-				if _, err := exec.LookPath(program); err != nil {
-					return fmt.Errorf("%w: install Debian's package %s", err, debian)
-				}
-			}
 			o, err = s.Options()
 			o.Without = func(w bench.Workload, m bench.Mode) bool {
 				row, ok := rowOf(m)

@@ -421,11 +421,13 @@ impl phy::TxToken for TxToken<'_> {
     fn consume<R, F: FnOnce(&mut [u8]) -> R>(self, length: usize, f: F) -> R {
         if self.out.joined.is_some() {
             let result = f(&mut self.out.next[..length]);
+            packet::narrow_window(&mut self.out.next[..length]);
             self.out.join(length, self.segment_size);
             return result;
         }
         let start = VNET + ETHERNET;
         let result = f(&mut self.out.buffer[start..start + length]);
+        packet::narrow_window(&mut self.out.buffer[start..start + length]);
         self.out.finish(length, self.segment_size);
         result
     }

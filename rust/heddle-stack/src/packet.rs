@@ -88,6 +88,25 @@ fn tcp(payload: &[u8], from: IpAddress, to: IpAddress, checked: bool) -> Result<
     })
 }
 
+/// Tells the peer a window that is one unit smaller than smoltcp wrote. What a window's scale cuts
+/// off is another number of bytes each time, so the right edge moves back by up to a unit; smoltcp
+/// 0.14 cuts off what a peer has sent up to the edge that it was told before: that is then lost.
+/// What is told here lies below each edge that smoltcp has. Its packets have no IP options.
+pub(crate) fn narrow_window(ip: &mut [u8]) {
+    const SYN_OR_RST: u8 = 0x06;
+    let header = if ip[0] >> 4 == 4 { 20 } else { 40 };
+    let tcp = &mut ip[header..];
+    let window = u16::from_be_bytes([tcp[14], tcp[15]]);
+    // A SYN's window is not scaled.
+    if tcp[13] & SYN_OR_RST != 0 || window == 0 {
+        return;
+    }
+    tcp[14..16].copy_from_slice(&(window - 1).to_be_bytes());
+    // RFC 1624; a device that completes checksums has its own written there.
+    let (sum, carry) = u16::from_be_bytes([tcp[16], tcp[17]]).overflowing_add(1);
+    tcp[16..18].copy_from_slice(&(sum + u16::from(carry)).to_be_bytes());
+}
+
 /// The sum of the pseudo header, as the checksum field of a segment has it whose checksum the
 /// device is to complete.
 pub(crate) fn pseudo_sum(from: IpAddress, to: IpAddress, length: usize) -> u16 {

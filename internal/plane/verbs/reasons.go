@@ -67,6 +67,8 @@ var reasons = [...]model.Reason{
 		Remedy: "`heddle policy explain FROM ADDRESS 4791`, both ways; `heddle endpoints verbs NAME --outside`"},
 	{Name: "verbs_outside_unmapped", Kind: model.KindRefusal, Help: "memory that the card cannot reach for a peer without Heddle: a region whose bytes such peers do not reach, all or in part, or a request that failed (IBV_WC_LOC_PROT_ERR)",
 		Remedy: "memory in whole pages that the router can map (docs/howto/rdma.md, zero copy)"},
+	{Name: "verbs_card_wrong", Kind: model.KindCut, Help: "pair that failed, or goes by TCP, as the card said that it had done what nobody had asked it for, or what cannot be",
+		Remedy: "the card's firmware, or the provider of the node's libibverbs: `dmesg`, other versions of both; run without `--rdma-device` meanwhile"},
 	{Name: "verbs_other", Kind: model.KindRefusal, Help: "what a newer router counts, and this agent has no name for",
 		Remedy: "replace the agent by the router's version"},
 }

@@ -42,7 +42,7 @@ func (r *router) answerStats(asks int, endpoint func() []byte) {
 }
 
 func endpointStatistics(reasonsOf map[int]uint64, memory api.RDMATraffic) []byte {
-	n := make([]uint64, endpointLen/8+1) // a later router's record is longer
+	n := make([]uint64, endpointLen/8+reasonNumbers-reasonsBefore+1) // a later router's record is longer
 	n[0], n[1+1], n[1+quotas+1] = 5_000_000_009, 3, 1024
 	at := 1 + 2*quotas
 	n[at], n[at+1], n[at+2], n[at+3] = memory.Requests, memory.Served, memory.BytesSent, memory.BytesReceived
@@ -107,7 +107,7 @@ func TestReports(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		r.answerStats(4, func() []byte { return endpointStatistics(map[int]uint64{12: 6, 31: 5}, moved) })
+		r.answerStats(4, func() []byte { return endpointStatistics(map[int]uint64{12: 6, reasonNumbers - 1: 5}, moved) })
 	}()
 	state, err := n.plane.RDMA(t.Context())
 	<-done

@@ -25,8 +25,9 @@ const (
 	// statisticsHead is what comes between a message's head and its records.
 	statisticsHead = 16
 	quotas         = 10
-	reasonNumbers  = 32
-	endpointLen    = 8 * (1 + 2*quotas + 3*4 + 1 + reasonNumbers)
+	reasonNumbers  = 64
+	reasonsBefore  = 32 // of routers before there were more
+	endpointLen    = 8 * (1 + 2*quotas + 3*4 + 1 + reasonsBefore)
 	qpLen          = 96
 	idLen          = 64
 )
@@ -101,7 +102,7 @@ func parseEndpoint(b []byte) (r endpointRecord) {
 	}
 	r.memory, r.network, r.card = l.traffic(), l.traffic(), l.traffic()
 	r.errors = l.next()
-	for i := range r.reasons {
+	for i := range min(len(r.reasons), len(l.b)/8) {
 		r.reasons[i] = l.next()
 	}
 	return r

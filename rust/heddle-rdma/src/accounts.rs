@@ -12,11 +12,16 @@ use crate::objects::{Endpoint, Objects, Qp};
 use crate::remote::is_atomic;
 
 /// What an endpoint has done since it is there.
-#[derive(Default)]
 pub(crate) struct Account {
     traffic: [Traffic; 3],
     errors: u64,
     reasons: [u64; REASONS],
+}
+
+impl Default for Account {
+    fn default() -> Self {
+        Self { traffic: <[Traffic; 3]>::default(), errors: 0, reasons: [0; REASONS] }
+    }
 }
 
 impl Account {

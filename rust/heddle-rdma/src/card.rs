@@ -29,7 +29,8 @@ use crate::sys::{self, Epoll};
 const BUFFER: usize = 16 * 1024;
 const SENDS: u16 = 8;
 const RECEIVES: u16 = 16;
-const MEMORY: usize = BUFFER * (SENDS + RECEIVES) as usize;
+const MESSAGES: u16 = SENDS + RECEIVES;
+const MEMORY: usize = BUFFER * MESSAGES as usize;
 /// What stands for a buffer in the message that finds out whether the card gets through.
 const PROBE: u16 = u16::MAX;
 /// The same in a WRITE that the card does by itself.
@@ -40,6 +41,8 @@ const COMPLETIONS: u32 = (SENDS + RECEIVES + 2 + PLACES) as u32;
 const ALL_COMPLETIONS: u32 = 1 << 17;
 /// Batches of completions that are taken before others have their turn.
 const BATCHES: u32 = 8;
+/// Events of it that are taken before others have their turn.
+const EVENTS: u32 = 64;
 
 /// The card of the node.
 pub(crate) struct Card {
@@ -93,11 +96,14 @@ pub(crate) struct Carrier {
     /// The message that was sent to find out has come through; and the peer's has, as it says.
     probed: bool,
     heard: bool,
-    /// Bytes of the connection go this way.
+    /// Bytes of the connection go this way; and some have.
     pub(crate) active: bool,
+    used: bool,
     /// The card has given up on it.
     pub(crate) broken: bool,
     woken: bool,
+    /// Messages that the card has been asked for, a bit each: it may say that others are done.
+    asked_for: u32,
     /// Buffers that nothing is being sent from.
     free: Vec<u16>,
     /// Buffers that have come, with their bytes, and how many of the first one's are taken.
@@ -115,8 +121,56 @@ impl Carrier {
         self.probed && self.heard
     }
 
-    fn receive(&self, handle: u32, slot: u16) -> io::Result<()> {
+    /// Whether what comes by TCP can only be wrong. A peer whose card was lost between its word
+    /// that the card gets through and ours takes that back.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.active && self.used
+    }
+
+    fn receive(&mut self, handle: u32, slot: u16) -> io::Result<()> {
+        self.asked_for |= bit(slot);
         self.pair.receive(id(handle, slot), &self.region, usize::from(slot) * BUFFER, BUFFER)
+    }
+
+    fn send(&mut self, handle: u32, slot: u16, length: usize) -> io::Result<()> {
+        self.asked_for |= bit(slot);
+        let at = if slot == PROBE { 0 } else { usize::from(slot) * BUFFER };
+        self.pair.send(id(handle, slot), &self.region, at, length)
+    }
+
+    /// Takes over what the card says is done. False if it was not asked for that, or not for so
+    /// many bytes: it, or its library, is wrong, and nothing of the pair is certain any more.
+    fn done(&mut self, handle: u32, slot: u16, length: usize) -> bool {
+        let asked = match slot {
+            PLACE => self.places > 0,
+            _ => self.asked_for & bit(slot) != 0,
+        };
+        self.asked_for &= !bit(slot);
+        let receives = !matches!(slot, PLACE | PROBE | 0..SENDS);
+        if (!asked || receives && length > BUFFER) && protects(Protection::Completions) {
+            return false;
+        }
+        match slot {
+            PLACE => self.places = self.places.saturating_sub(1),
+            PROBE => self.probed = true,
+            0..SENDS => self.free.push(slot),
+            // The peer's probe.
+            _ if length == 0 => self.broken |= self.receive(handle, slot).is_err(),
+            _ => {
+                self.used = true;
+                self.arrived.push_back((slot, length.min(BUFFER)));
+            }
+        }
+        true
+    }
+}
+
+/// The bit of a message in [`Carrier::asked_for`]; none of one that there is not.
+fn bit(slot: u16) -> u32 {
+    match slot {
+        0..MESSAGES => 1 << slot,
+        PROBE => 1 << MESSAGES,
+        _ => 0,
     }
 }
 
@@ -205,7 +259,7 @@ impl Objects {
             let memory = SharedMemory::create(c"verbs-card", MEMORY).map_err(|_| full())?;
             let sends = u32::from(SENDS + PLACES) + 1;
             let pair = Pair::new(&domain, &completions, sends, RECEIVES.into())?;
-            let carrier = Carrier {
+            let mut carrier = Carrier {
                 pair,
                 region: Region::new(&domain, memory)?,
                 // Hard to guess for whoever can send packets to the card.
@@ -214,8 +268,10 @@ impl Objects {
                 probed: false,
                 heard: false,
                 active: false,
+                used: false,
                 broken: false,
                 woken: false,
+                asked_for: 0,
                 free: (0..SENDS).collect(),
                 arrived: VecDeque::with_capacity(RECEIVES.into()),
                 taken: 0,
@@ -223,7 +279,7 @@ impl Objects {
                 keys: HashMap::new(),
                 asked: 0,
             };
-            (SENDS..SENDS + RECEIVES).try_for_each(|slot| carrier.receive(handle, slot))?;
+            (SENDS..MESSAGES).try_for_each(|slot| carrier.receive(handle, slot))?;
             Ok(carrier)
         })();
         if made.is_err() {
@@ -308,7 +364,7 @@ impl Objects {
         let connected = port.filter(|p| p.active).ok_or_else(gone).and_then(|port| {
             carrier.pair.allow(access)?;
             carrier.pair.connect(carrier.psn, &port, &remote)?;
-            carrier.pair.send(id(handle, PROBE), &carrier.region, 0, 0)
+            carrier.send(handle, PROBE, 0)
         });
         if let Err(err) = connected {
             self.refuse_card(handle, errno(&err));
@@ -320,7 +376,9 @@ impl Objects {
     pub(crate) fn hear_card_ready(&mut self, handle: u32, header: &Header) -> Result<(), Broken> {
         let link = self.links.get_mut(handle).filter(|l| l.card_offered).ok_or(Broken)?;
         let Some(carrier) = &mut link.card else { return Ok(()) };
-        if !carrier.connected || std::mem::replace(&mut carrier.heard, true) {
+        let before = std::mem::replace(&mut carrier.heard, true);
+        let again = before && (header.status == 0 || carrier.is_settled());
+        if !carrier.connected || again {
             return Err(Broken);
         }
         if header.status != 0 {
@@ -371,13 +429,14 @@ impl Objects {
         let Some(carrier) = &mut link.card else { return };
         while !link.unsent.is_empty() && !carrier.broken {
             let Some(slot) = carrier.free.pop() else { break };
+            carrier.used = true;
             let (at, length) = (usize::from(slot) * BUFFER, link.unsent.len().min(BUFFER));
             let (first, second) = link.unsent.as_slices();
             let first = &first[..length.min(first.len())];
             carrier.region.fill(at, first);
             carrier.region.fill(at + first.len(), &second[..length - first.len()]);
             link.unsent.drain(..length);
-            if carrier.pair.send(id(handle, slot), &carrier.region, at, length).is_err() {
+            if carrier.send(handle, slot, length).is_err() {
                 carrier.broken = true;
                 card.wake(handle, carrier);
             }
@@ -411,25 +470,22 @@ impl Objects {
                 let Some(link) = self.links.get_mut(handle) else { continue };
                 let Some(carrier) = &mut link.card else { continue };
                 link.heard = Instant::now();
-                let length = (completion.length as usize).min(BUFFER);
-                match slot {
-                    _ if completion.status != 0 => {
-                        // Those before it are complete.
-                        if let Some(first) = link.sent.front_mut().filter(|_| slot == PLACE) {
-                            first.failed.get_or_insert(completion.status);
-                        }
-                        carrier.broken = true;
+                if completion.status != 0 {
+                    // Those before it are complete.
+                    if let Some(first) = link.sent.front_mut().filter(|_| slot == PLACE) {
+                        first.failed.get_or_insert(completion.status);
                     }
-                    PLACE => carrier.places = carrier.places.saturating_sub(1),
-                    PROBE => carrier.probed = true,
-                    0..SENDS => carrier.free.push(slot),
-                    // The peer's probe.
-                    _ if length == 0 => carrier.broken |= carrier.receive(handle, slot).is_err(),
-                    _ => carrier.arrived.push_back((slot, length)),
-                }
-                card.wake(handle, carrier);
-                if slot == PROBE && completion.status == 0 {
+                    carrier.broken = true;
+                } else if !carrier.done(handle, slot, completion.length as usize) {
+                    carrier.broken = true;
+                    if let Some(e) = self.endpoints.get_mut(link.endpoint) {
+                        e.account.note(Reason::CardWrong);
+                    }
+                } else if slot == PROBE {
                     link.say(&Header::new(Kind::CardReady));
+                }
+                if let Some(carrier) = &mut link.card {
+                    card.wake(handle, carrier);
                 }
             }
             if got < batch.len() {
@@ -506,7 +562,9 @@ impl Objects {
 
     /// The card tells that something has become of it.
     pub(crate) fn card_changed(&mut self) {
-        while let Some((event, number)) = self.card.as_ref().and_then(|c| c.device.event()) {
+        for _ in 0..EVENTS {
+            let next = self.card.as_ref().and_then(|c| c.device.event());
+            let Some((event, number)) = next else { return };
             if number != 0 && self.native_failed(number) {
                 continue;
             }

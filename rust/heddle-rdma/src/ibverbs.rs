@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use shared_ring::SharedMemory;
+use verbs_protocol::ibv;
 
 #[path = "ibverbs_layout.rs"]
 mod layout;
@@ -50,6 +51,12 @@ const WR_RDMA_WRITE: u32 = 0;
 const WR_SEND: u32 = 2;
 const SEND_SIGNALED: u32 = 2;
 const PORT_ACTIVE: u32 = 4;
+/// `IBV_MTU_4096`.
+const MTU_MAX: u8 = 5;
+/// The last of `enum ibv_wc_status`: programs look them up in tables.
+const STATUS_MAX: u32 = 23;
+/// Events of a channel that are taken at a time.
+const CHANNEL_EVENTS: u32 = 64;
 pub(crate) const EVENT_QP_FATAL: u32 = 1;
 /// Something that the peer asked for was wrong: the queue pair has failed.
 pub(crate) const EVENT_QP_REQ_ERR: u32 = 2;
@@ -196,12 +203,18 @@ impl Device {
         let mut names = Vec::new();
         let mut found = null_mut();
         for i in 0..usize::try_from(count).unwrap_or(0) {
-            // SAFETY: the list has as many entries as the library says.
+            // SAFETY: the list has as many entries as the library says, and a null one behind them.
             let entry = unsafe { list.add(i) };
             // SAFETY: as before.
             let device = unsafe { *entry };
+            if device.is_null() {
+                break;
+            }
             // SAFETY: the device is one of the list, which is not freed yet.
             let its = unsafe { (library.ibv_get_device_name)(device) };
+            if its.is_null() {
+                continue;
+            }
             // SAFETY: a name ends with a 0, and stays as long as the list.
             let its = unsafe { CStr::from_ptr(its) };
             if its.to_bytes() == name.as_bytes() {
@@ -248,7 +261,7 @@ impl Device {
         // SAFETY: the library fills one structure, which has room for later ones.
         check(unsafe { (self.library.ibv_query_port)(context, PORT, &raw mut attr) })?;
         let (gid_index, gid) = self.gid()?;
-        let mtu = u8::try_from(attr.active_mtu).unwrap_or(1);
+        let mtu = u8::try_from(attr.active_mtu).unwrap_or(1).clamp(1, MTU_MAX);
         let active = attr.state == PORT_ACTIVE;
         Ok(Port { active, mtu, lid: attr.lid, gid, gid_index })
     }
@@ -283,7 +296,7 @@ impl Device {
             return None;
         }
         let of_pair = [EVENT_QP_FATAL, EVENT_QP_REQ_ERR, EVENT_QP_ACCESS_ERR];
-        let number = if of_pair.contains(&event.event_type) {
+        let number = if of_pair.contains(&event.event_type) && !event.element.is_null() {
             // SAFETY: the element of these events is a queue pair, which cannot be destroyed before
             // the event is acknowledged.
             unsafe { (*event.element.cast::<Qp>()).qp_num }
@@ -501,7 +514,7 @@ impl Completions {
     pub(crate) fn arm(&self) -> io::Result<()> {
         let (mut cq, mut user) = (null_mut(), null_mut());
         let library = &self.device.library;
-        loop {
+        for _ in 0..CHANNEL_EVENTS {
             let channel = self.channel.as_ptr();
             // SAFETY: the library writes two pointers. The descriptor does not block.
             if unsafe { (library.ibv_get_cq_event)(channel, &raw mut cq, &raw mut user) } != 0 {
@@ -530,7 +543,7 @@ impl Completions {
         for (into, wc) in into.iter_mut().zip(&all[..got]) {
             *into = Completion {
                 id: wc.wr_id,
-                status: wc.status,
+                status: if wc.status > STATUS_MAX { ibv::WC_GENERAL_ERR } else { wc.status },
                 length: wc.byte_len,
                 opcode: wc.opcode,
                 flags: wc.wc_flags,
@@ -623,7 +636,12 @@ impl Pair {
         let qp =
             unsafe { (domain.device.library.ibv_create_qp)(domain.pd.as_ptr(), &raw mut attr) };
         let (domain, completions) = (Arc::clone(domain), Arc::clone(completions));
-        Ok(Self { domain, completions, qp: made(qp)? })
+        let pair = Self { domain, completions, qp: made(qp)? };
+        // A number of 24 bits, which peers name it by.
+        if pair.number() == 0 || pair.number() > 0xff_ffff {
+            return Err(io::Error::from_raw_os_error(libc::EPROTO));
+        }
+        Ok(pair)
     }
 
     pub(crate) fn number(&self) -> u32 {

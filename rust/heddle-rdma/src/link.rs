@@ -331,7 +331,7 @@ impl Objects {
             match got {
                 Ok(0) => return self.hear_end(handle),
                 // All comes by the card.
-                Ok(_) if link.card.as_ref().is_some_and(|c| c.active) => {
+                Ok(_) if link.card.as_ref().is_some_and(|c| c.is_settled()) => {
                     return self.break_link(handle);
                 }
                 Ok(n) => {

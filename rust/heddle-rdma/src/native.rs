@@ -67,6 +67,17 @@ struct Received {
     plan: Plan,
 }
 
+impl Received {
+    /// Whether the card can have done it so: a message has at most the bytes of its entries. What a
+    /// peer has written beside it the card tells as the length, too.
+    fn is_for(&self, done: &Completion) -> bool {
+        let all = (0..self.receive.entries()).map(|i| u64::from(self.receive.entry(i).length));
+        done.status != ibv::WC_SUCCESS
+            || done.opcode == ibv::WC_RECV_RDMA_WITH_IMM
+            || u64::from(done.length) <= all.sum()
+    }
+}
+
 impl Native {
     pub(crate) fn new(pair: Pair, domain: Arc<Domain>) -> Self {
         Self {
@@ -126,10 +137,14 @@ impl Objects {
             for completion in &batch[..got] {
                 let number = u32::try_from(completion.id >> 40).unwrap_or(0);
                 let epoch = u32::try_from(completion.id >> 8 & u64::from(u32::MAX)).unwrap_or(0);
-                if let Some(native) = self.native(number, epoch) {
+                let Some(native) = self.native(number, epoch) else { continue };
+                if native.done.len() < native.sent.len() + native.received.len() {
                     native.done.push_back(*completion);
-                    self.wake_native(number);
+                } else {
+                    native.failed = true;
+                    self.note_of(number, Reason::CardWrong);
                 }
+                self.wake_native(number);
             }
             if got < batch.len() {
                 return;
@@ -376,12 +391,14 @@ impl Objects {
                 native.failed = true;
                 continue;
             }
-            if done.id & RECEIVE != 0 {
-                let Some(received) = native.received.pop_front() else { continue };
+            let receives = done.id & RECEIVE != 0;
+            if let Some(received) = native.received.pop_front_if(|r| receives && r.is_for(&done)) {
                 self.complete_native_receive(number, epoch, &received, &done, budget);
-            } else {
-                let Some(sent) = native.sent.pop_front() else { continue };
+            } else if let Some(sent) = native.sent.pop_front_if(|_| !receives) {
                 self.complete_native_send(number, epoch, &sent, done.status, budget);
+            } else {
+                native.failed = true;
+                self.note_of(number, Reason::CardWrong);
             }
         }
         let native = self.qps.get_mut(number).and_then(|qp| qp.native.as_mut());

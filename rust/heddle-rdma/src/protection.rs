@@ -44,6 +44,8 @@ pub(crate) enum Protection {
     Homes,
     /// What copies of others' datagrams to groups cost.
     Copied,
+    /// The card's queue pairs are believed to have done what they were asked for.
+    Completions,
 }
 
 /// Whether a protection is in force: always, in the product.
@@ -69,5 +71,6 @@ pub(crate) fn protects(protection: Protection) -> bool {
         Protection::Kept => "kept",
         Protection::Homes => "homes",
         Protection::Copied => "copied",
+        Protection::Completions => "completions",
     })
 }

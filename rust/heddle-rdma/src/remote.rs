@@ -249,6 +249,11 @@ impl Objects {
             // It asks and does not read.
             return false;
         }
+        let taken_back = header.kind == Kind::CardReady;
+        if link.card.as_ref().is_some_and(|c| c.active && !c.is_settled()) && !taken_back {
+            // It comes by TCP, and is to come by the card.
+            return false;
+        }
         let result = match header.kind {
             Kind::Cm if link.kind == wire::RDMA_CM => self.cm_frame(handle, header, bytes),
             Kind::Cm => Err(Broken),

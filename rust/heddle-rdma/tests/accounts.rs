@@ -128,7 +128,7 @@ fn more_than_one_message_holds_comes_in_several() {
         router.add_listening(n, Limits::default(), &listener);
     }
     let (all, messages) = router.records(KIND_ENDPOINTS, 0);
-    assert_eq!((all.len(), messages), (100, 4));
+    assert_eq!((all.len(), messages), (100, 5));
     assert_eq!(router.records(KIND_ENDPOINTS, 77).0.len(), 1);
     assert_eq!(router.records(KIND_ENDPOINTS, 777).0.len(), 0);
     assert_eq!(router.records(KIND_QPS, 0), (Vec::new(), 1));

@@ -28,6 +28,7 @@ pub const WC_REM_ACCESS_ERR: u32 = 10;
 pub const WC_REM_OP_ERR: u32 = 11;
 pub const WC_RETRY_EXC_ERR: u32 = 12;
 pub const WC_RNR_RETRY_EXC_ERR: u32 = 13;
+pub const WC_GENERAL_ERR: u32 = 21;
 
 /// `enum ibv_wc_opcode`.
 pub const WC_SEND: u32 = 0;

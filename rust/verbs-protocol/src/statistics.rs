@@ -6,7 +6,7 @@ use crate::Gid;
 /// Bytes of a STATISTICS message at most.
 pub const MESSAGE_MAX: usize = 16 * 1024;
 /// Bytes of an endpoint's record.
-pub const ENDPOINT: usize = 528;
+pub const ENDPOINT: usize = 784;
 /// Bytes of a queue pair's record.
 pub const QP: usize = 96;
 /// The kinds of STATS: endpoints.
@@ -20,7 +20,7 @@ pub const KIND_IDS: u32 = 3;
 /// Quotas of an endpoint.
 pub const QUOTAS: usize = 10;
 /// Numbers of reasons.
-pub const REASONS: usize = 32;
+pub const REASONS: usize = 64;
 
 /// Why something was refused, dropped or held up. The page has their meanings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +57,7 @@ pub enum Reason {
     OutsideRefused,
     OutsideCut,
     OutsideUnmapped,
+    CardWrong,
 }
 
 /// The way that bytes take.

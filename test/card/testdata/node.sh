@@ -25,6 +25,7 @@ both() {
 by_card() { both "$@"; [ $card_bytes -gt $card ] && [ $tcp_bytes = $tcp ] || fail "$1 did not go by the card"; }
 by_tcp() { both "$@"; [ $tcp_bytes -gt $tcp ] && [ $card_bytes = $card ] || fail "$1 did not go by TCP"; }
 pingpong="ibv_rc_pingpong -g 0 -n 20"
+port=/sys/class/infiniband/rxe0/ports/1
 
 # Writes until something ends it, in the background. Both machines see that it has begun.
 begin() {
@@ -32,8 +33,10 @@ begin() {
 	card=$card_bytes
 	(
 		[ $node = 1 ] || address=10.0.0.1
+		tries=0
 		until verbs ib_write_bw -x 0 -F -D 50 $address; do
-			grep -qiE "couldn't connect|refused" /run/out || exit 1
+			tries=$((tries + 1))
+			grep -qiE "couldn't connect|refused" /run/out && [ $tries -lt 100 ] || exit 1
 			sleep 0.1
 		done
 	) &
@@ -79,11 +82,15 @@ by_card "$pingpong" "$pingpong 10.0.0.1"
 say "a card goes away, and comes again"
 begin
 [ $node = 1 ] || ip link set eth1 down
+[ $node = 1 ] || await "grep -q DOWN $port/state"
 ends "no card"
 by_tcp "$pingpong" "$pingpong 10.0.0.1"
 [ $node = 1 ] || [ $reason_24 -gt 0 ] || fail "nobody says that the card has gone"
 [ $node = 2 ] || [ $reason_19 -gt 0 ] || fail "nobody says that the other node has no card"
 [ $node = 1 ] || ip link set eth1 up
+# The kernel gives the card its GIDs back some time after its port.
+[ $node = 1 ] || await "grep -q ACTIVE $port/state && grep -qs ffff:0a01 $port/gids/*"
+meet
 by_card "$pingpong" "$pingpong 10.0.0.1"
 
 say "cards that do not reach each other"

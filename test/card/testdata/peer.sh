@@ -78,8 +78,10 @@ fails() {
 begin() {
 	(
 		[ $node = 1 ] || address=10.0.0.1
+		tries=0
 		until ours ib_write_bw -x $gid -F -D 50 $address; do
-			grep -qiE "couldn't connect|refused" /run/out || exit 1
+			tries=$((tries + 1))
+			grep -qiE "couldn't connect|refused" /run/out && [ $tries -lt 100 ] || exit 1
 			sleep 0.1
 		done
 	) &

@@ -110,6 +110,11 @@ impl Net {
                 let _ = statistics.send(message);
                 continue;
             }
+            if let Message::Ask { tag, endpoint, destination, .. } = message {
+                let answer = Message::Answer { tag, endpoint, destination, errno: 0 };
+                let _ = send(agent, &answer.encode(), &[]);
+                continue;
+            }
             let Message::Connect { tag, endpoint, source, destination } = message else {
                 panic!("the router says {message:?}");
             };

@@ -6,6 +6,7 @@
 mod agent;
 mod device;
 mod ends;
+pub(crate) mod liar;
 pub(crate) mod pages;
 mod requests;
 mod router;

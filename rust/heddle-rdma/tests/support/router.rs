@@ -83,11 +83,23 @@ impl Router {
     }
 
     fn start_with(protection: &str, net: &Arc<Net>, arguments: &[&str]) -> Self {
+        Self::start_changed(protection, net, |command, _| {
+            command.args(arguments);
+        })
+    }
+
+    /// The same; `change` has the command, and the test's folder.
+    pub(crate) fn start_changed(
+        protection: &str,
+        net: &Arc<Net>,
+        change: impl FnOnce(&mut Command, &Path),
+    ) -> Self {
         let dir = Folder::new();
         let path = dir.0.join("agent");
         let program = env!("CARGO_BIN_EXE_heddle-rdma");
         let mut command = Command::new(program);
-        command.env("HEDDLE_WITHOUT", protection).arg("--agent").arg(&path).args(arguments);
+        command.env("HEDDLE_WITHOUT", protection).arg("--agent").arg(&path);
+        change(&mut command, &dir.0);
         let child = Running(command.spawn().unwrap());
         let agent = Arc::new(eventually("the router", || connect(&path)));
         let (told, statistics) = channel();

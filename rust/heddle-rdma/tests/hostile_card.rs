@@ -1,0 +1,394 @@
+//! A card, or its library, that says what is not so: the router ends what it cannot be sure of, and
+//! everything else goes on. What a card writes to memory is between it and the node's IOMMU.
+
+mod support;
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::fd::AsRawFd;
+
+use support::liar::{Asked, Done, Liar};
+use support::{
+    End, Router, WAIT_TIMEOUT, eventually, gid, pair_of, receiving, request, sending, tcp_pair,
+};
+use verbs_protocol::agent::{Limits, Message};
+use verbs_protocol::statistics::Reason;
+use verbs_protocol::wire::{self, Greeting, Header, Kind};
+use verbs_protocol::{Gid, abi, ibv};
+
+/// What a card of another node has.
+const ELSEWHERE: Gid = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 1, 0, 1];
+const RECV: u32 = 128;
+
+/// Two others of the node can speak.
+fn others_can_speak(router: &Router) {
+    let (mut a, mut b) = pair_of([router, router], [3, 4], ibv::QPT_RC, 64, |_| ());
+    b.post_receive(7, &[b.whole()]);
+    a.send(&sending(request(ibv::WR_SEND, 1), &[a.whole()]));
+    assert_eq!(a.sends.result(), (1, ibv::WC_SUCCESS));
+    assert_eq!(b.receives.result(), (7, ibv::WC_SUCCESS));
+}
+
+/// A node with such a card, endpoint 2 of which has the queue pair that is about to go by it.
+fn node(protection: &str, lie: &str) -> (Router, Liar) {
+    let (router, mut liar) = Liar::start(protection, lie);
+    if lie != "name" {
+        liar.opened();
+    }
+    for n in 2..=4 {
+        router.add(n, Limits { outside: n == 2, ..Limits::default() });
+    }
+    (router, liar)
+}
+
+/// A pair of which the test plays the other node, queue pair 9 of endpoint 1, up to where both have
+/// said where their cards are.
+struct Pair {
+    router: Router,
+    liar: Liar,
+    end: End,
+    stream: TcpStream,
+    receives: Vec<Asked>,
+    probe: Asked,
+}
+
+fn frame(stream: &mut TcpStream) -> Header {
+    let mut bytes = [0; wire::HEADER];
+    stream.read_exact(&mut bytes).unwrap();
+    let header = Header::parse(&bytes).unwrap();
+    stream.read_exact(&mut vec![0; header.length as usize]).unwrap();
+    header
+}
+
+/// A connection of the peer's, which says that it has a card; what the router answers to that.
+fn connect(router: &Router) -> (End, TcpStream, bool) {
+    let mut end = End::new(router, 2, ibv::QPT_RC, 1, 4096);
+    end.device.connect(end.qp.number, ibv::QPT_RC, (1, 9), |_| ());
+    let (mut stream, theirs) = tcp_pair();
+    stream.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
+    router.tell(&Message::Card { endpoint: 2, lid: 0, gids: vec![ELSEWHERE] }, &[]);
+    let accepted = Message::Accepted { endpoint: 2, source: gid(1), destination: gid(2) };
+    router.tell(&accepted, &[theirs.as_raw_fd()]);
+    let greeting = Greeting {
+        version: 1,
+        kind: wire::PAIR,
+        status: 0,
+        source_qp: 9,
+        destination_qp: end.qp.number,
+        source: gid(1),
+        destination: gid(2),
+        qp_type: 2,
+        card: true,
+    };
+    stream.write_all(&greeting.encode()).unwrap();
+    let mut answer = [0; wire::GREETING];
+    stream.read_exact(&mut answer).unwrap();
+    let answer = Greeting::parse(&answer).unwrap();
+    assert_eq!(answer.status, 0);
+    (end, stream, answer.card)
+}
+
+impl Pair {
+    fn probing(protection: &str, lie: &str) -> Self {
+        let (router, liar) = node(protection, lie);
+        let (end, mut stream, by_card) = connect(&router);
+        assert!(by_card);
+        let offer = frame(&mut stream);
+        assert_eq!((offer.kind, offer.status), (Kind::Card, 0));
+        let offer = Header { length: 16, opcode: 5, key: 7, ..Header::new(Kind::Card) };
+        stream.write_all(&offer.encode()).unwrap();
+        stream.write_all(&ELSEWHERE).unwrap();
+        let (probe, receives) = liar.sends();
+        assert_eq!((probe.length, receives.len()), (0, 16));
+        Self { router, liar, end, stream, receives, probe }
+    }
+
+    /// Both ends have agreed on the card.
+    fn agreed(protection: &str, lie: &str) -> Self {
+        let mut pair = Self::probing(protection, lie);
+        pair.says(Done { id: pair.probe.id, ..Done::default() });
+        let ready = frame(&mut pair.stream);
+        assert_eq!((ready.kind, ready.status), (Kind::CardReady, 0));
+        pair.hears(0);
+        pair
+    }
+
+    fn says(&self, done: Done) {
+        self.liar.says(0, done, 0, &[]);
+    }
+
+    /// The card brings a frame to the next buffer that there is.
+    fn brings(&mut self, header: &Header) {
+        let asked = self.receives.remove(0);
+        let bytes = header.encode();
+        let length = u32::try_from(bytes.len()).unwrap();
+        let done = Done { id: asked.id, opcode: RECV, length, ..Done::default() };
+        self.liar.says(0, done, asked.address, &bytes);
+    }
+
+    /// The pair has ended, and nothing else has.
+    fn ends(mut self, why: &str) {
+        let event = self.end.device.event();
+        let number = self.end.qp.number;
+        assert_eq!((event.event, event.object), (ibv::EVENT_QP_FATAL, number), "{why}");
+        assert_eq!(self.router.times(2, Reason::CardWrong), 1, "{why}");
+        assert!(self.router.runs(), "{why}");
+        others_can_speak(&self.router);
+    }
+}
+
+/// A question that is answered whenever it comes.
+fn question() -> Header {
+    Header { key: 0x77, ..Header::new(Kind::CardAsk) }
+}
+
+/// The same attack as `a_completion_of_nothing_brings_no_bytes`, with the protection and without.
+fn a_completion_of_nothing_is_taken(protection: &str) -> bool {
+    let mut pair = Pair::agreed(protection, "");
+    pair.brings(&question());
+    let (answer, _) = pair.liar.sends();
+    assert_eq!(answer.length, 48);
+    pair.says(Done { id: answer.id, ..Done::default() });
+    // A buffer that there is not, with as many bytes as the last one brought.
+    let handle = answer.id >> 32 << 32;
+    pair.says(Done { id: handle | 0x1000, opcode: RECV, length: 48, ..Done::default() });
+    eventually("the end of the pair, or an answer", || {
+        let broken = pair.router.times(2, Reason::CardWrong) > 0;
+        let taken = pair.liar.has_asked() && pair.liar.asked().opcode.is_some();
+        (broken || taken).then_some(taken)
+    })
+}
+
+#[test]
+fn a_completion_of_nothing_brings_no_bytes() {
+    assert!(!a_completion_of_nothing_is_taken(""), "bytes that no card has brought are a frame");
+    let gained = a_completion_of_nothing_is_taken("completions");
+    assert_eq!(gained, cfg!(feature = "attack"), "without completions");
+}
+
+type Lie = fn(&Pair) -> Done;
+
+#[test]
+fn a_card_that_says_what_cannot_be_ends_its_pair_only() {
+    let lies: [(&str, Lie); 6] = [
+        ("a buffer that there is not", |p| Done {
+            id: p.probe.id >> 32 << 32 | 0x1000,
+            ..Done::default()
+        }),
+        ("the probe twice", |p| Done { id: p.probe.id, ..Done::default() }),
+        ("a WRITE of its own that nobody wants", |p| Done {
+            id: p.probe.id - 1,
+            ..Done::default()
+        }),
+        ("a message that was not sent", |p| Done {
+            id: p.probe.id >> 32 << 32 | 3,
+            ..Done::default()
+        }),
+        ("more bytes than the buffer has", |p| Done {
+            id: p.receives[0].id,
+            opcode: RECV,
+            length: u32::MAX,
+            ..Done::default()
+        }),
+        ("one byte more", |p| Done {
+            id: p.receives[3].id,
+            opcode: RECV,
+            length: 16 * 1024 + 1,
+            ..Done::default()
+        }),
+    ];
+    for (why, lie) in lies {
+        let pair = Pair::agreed("", "");
+        let lie = lie(&pair);
+        pair.says(lie);
+        pair.ends(why);
+    }
+}
+
+#[test]
+fn a_card_that_is_wrong_before_it_is_the_way_is_not() {
+    let mut pair = Pair::probing("", "");
+    pair.says(Done { id: pair.receives[0].id, length: u32::MAX, ..Done::default() });
+    let refused = frame(&mut pair.stream);
+    assert_eq!(refused.kind, Kind::CardReady);
+    assert_ne!(refused.status, 0);
+    pair.goes_by_tcp();
+    assert_eq!(pair.router.times(2, Reason::CardWrong), 1);
+}
+
+impl Pair {
+    /// The peer says of its card, by TCP, whether it is the way.
+    fn hears(&mut self, status: i32) {
+        let status = status.unsigned_abs();
+        let ready = Header { status, ..Header::new(Kind::CardReady) };
+        self.stream.write_all(&ready.encode()).unwrap();
+    }
+
+    /// A message comes by TCP, and is acknowledged so.
+    fn goes_by_tcp(&mut self) {
+        self.end.post_receive(5, &[self.end.whole()]);
+        let head = Header { flags: wire::FIRST | wire::LAST, ..Header::new(Kind::Request) };
+        let head = Header { opcode: ibv::WR_SEND, ..head };
+        self.stream.write_all(&head.encode()).unwrap();
+        assert_eq!(self.end.receives.result(), (5, ibv::WC_SUCCESS));
+        assert_eq!(frame(&mut self.stream).kind, Kind::Ack);
+    }
+}
+
+/// A peer's card gets through, and is lost before the peer has heard that ours does.
+#[test]
+fn a_peer_that_takes_its_card_back_goes_by_tcp() {
+    let mut before = Pair::probing("", "");
+    before.hears(0);
+    before.hears(libc::ENETDOWN);
+    before.goes_by_tcp();
+    let mut after = Pair::agreed("", "");
+    after.hears(libc::ENETDOWN);
+    after.goes_by_tcp();
+    assert_eq!(after.router.times(2, Reason::CardRefused), 1);
+}
+
+/// What has begun to go by the card does not change its way; nor does a peer go by both.
+#[test]
+fn a_peer_that_goes_by_tcp_beside_its_card_has_ended() {
+    let mut used = Pair::agreed("", "");
+    used.brings(&question());
+    used.liar.sends();
+    used.hears(libc::ENETDOWN);
+    let event = used.end.device.event();
+    assert_eq!((event.event, event.object), (ibv::EVENT_QP_FATAL, used.end.qp.number));
+    let mut both = Pair::agreed("", "");
+    let head = Header { flags: wire::FIRST | wire::LAST, ..Header::new(Kind::Request) };
+    both.stream.write_all(&Header { opcode: ibv::WR_SEND, ..head }.encode()).unwrap();
+    let event = both.end.device.event();
+    assert_eq!((event.event, event.object), (ibv::EVENT_QP_FATAL, both.end.qp.number));
+}
+
+#[test]
+fn what_a_card_says_of_others_is_nothing() {
+    let mut pair = Pair::agreed("", "");
+    for id in [0, u64::MAX, 1 << 32, pair.probe.id ^ 1 << 60] {
+        pair.says(Done { id, status: u32::MAX, length: u32::MAX, opcode: u32::MAX });
+    }
+    for event in (0..200).chain([u32::MAX]) {
+        // Of no queue pair, and of one that there is not; not that the port or the card is gone.
+        if ![8, 10].contains(&event) {
+            pair.liar.reports(event, 0);
+            pair.liar.reports(event, 0x00de_adbe);
+        }
+    }
+    pair.brings(&question());
+    assert_eq!(pair.liar.sends().0.length, 48);
+    others_can_speak(&pair.router);
+}
+
+#[test]
+fn a_card_that_reports_events_without_end_holds_up_nobody() {
+    let pair = Pair::agreed("", "notices");
+    let liar = &pair.liar;
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                liar.reports(11, 0);
+            }
+        });
+        others_can_speak(&pair.router);
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn a_card_with_limits_that_cannot_be_is_not_the_way() {
+    // No limits, a list that is longer than it is, a name that is none, completions without end.
+    for (lie, has_card) in
+        [("limits", false), ("list", true), ("name", false), ("count", true), ("number", false)]
+    {
+        let (mut router, _liar) = node("", lie);
+        if lie == "number" {
+            // It is the way until it is to have a queue pair.
+            let (_end, mut stream, by_card) = connect(&router);
+            assert!(by_card);
+            let offer = frame(&mut stream);
+            assert_eq!(offer.kind, Kind::Card);
+            assert_eq!(offer.status, libc::EPROTO.unsigned_abs());
+        } else {
+            let (_end, _stream, by_card) = connect(&router);
+            assert_eq!(by_card, has_card, "{lie}");
+        }
+        others_can_speak(&router);
+        assert!(router.runs(), "{lie}");
+    }
+}
+
+/// A queue pair whose peer is without Heddle, with a receive request of 64 bytes that the card has.
+fn outside(lie: &str) -> (Router, Liar, End, Asked) {
+    let (router, mut liar) = node("", lie);
+    let mut end = End::new(&router, 2, ibv::QPT_RC, 1, 4096);
+    liar.has_queue();
+    let slots = receiving(5, &[end.part(0, 64)]);
+    let away = |a: &mut abi::verbs_qp_attr| {
+        a.address.gid = ELSEWHERE;
+        a.address.sgid_index = 1;
+    };
+    end.device.connect(end.qp.number, ibv::QPT_RC, (1, 9), away);
+    end.device.post(end.qp.receive.as_mut().unwrap(), &slots);
+    let asked = liar.asked();
+    assert_eq!((asked.opcode, asked.length), (None, 64));
+    (router, liar, end, asked)
+}
+
+#[test]
+fn a_card_that_is_wrong_of_a_peer_without_heddle_ends_that_queue_pair_only() {
+    let good = |asked: Asked| Done { id: asked.id, opcode: RECV, length: 64, ..Done::default() };
+    for (why, lie) in
+        [("one byte more than there is room for", 65), ("as many as a number has", u32::MAX)]
+    {
+        let (router, liar, mut end, asked) = outside("");
+        liar.says(1, Done { length: lie, ..good(asked) }, 0, &[]);
+        let event = end.device.event();
+        assert_eq!((event.event, event.object), (ibv::EVENT_QP_FATAL, end.qp.number), "{why}");
+        assert_eq!(router.times(2, Reason::CardWrong), 1, "{why}");
+        assert_eq!(end.receives.result(), (5, ibv::WC_WR_FLUSH_ERR), "{why}");
+        others_can_speak(&router);
+    }
+    // Once more than was asked for, and of a send request that there is not.
+    for sends in [false, true] {
+        let (router, liar, mut end, asked) = outside("");
+        let id = if sends { asked.id & !1 } else { asked.id };
+        if !sends {
+            liar.says(1, good(asked), asked.address, &[9; 64]);
+            assert_eq!(end.receives.result(), (5, ibv::WC_SUCCESS));
+            assert!(end.buffer[..64].iter().all(|b| *b == 9));
+        }
+        liar.says(1, Done { id, ..good(asked) }, 0, &[]);
+        let event = end.device.event();
+        assert_eq!((event.event, event.object), (ibv::EVENT_QP_FATAL, end.qp.number));
+        assert_eq!(router.times(2, Reason::CardWrong), 1);
+        others_can_speak(&router);
+    }
+}
+
+#[test]
+fn a_status_that_there_is_not_is_a_general_error() {
+    let (_router, liar, mut end, asked) = outside("");
+    liar.says(1, Done { id: asked.id, status: 0xffff_0000, ..Done::default() }, 0, &[]);
+    assert_eq!(end.receives.result(), (5, ibv::WC_GENERAL_ERR));
+}
+
+#[test]
+fn a_card_whose_numbers_and_keys_are_all_the_same_has_one_of_each() {
+    for lie in ["numbers", "keys"] {
+        let (router, _liar) = node("", lie);
+        let mut first = End::new(&router, 2, ibv::QPT_RC, 1, 4096);
+        let second = End::new(&router, 2, ibv::QPT_RC, 1, 4096);
+        assert_ne!(first.qp.number, second.qp.number);
+        let (_, one, _memory) = first.device.shared(first.pd, 8192);
+        let (_, two, _memory) = first.device.shared(first.pd, 8192);
+        assert_ne!(one, two);
+        let full = if lie == "keys" { one == 0x1234 } else { first.qp.number == 0x77 };
+        assert!(full);
+        assert!(router.times(2, Reason::CardFull) > 0, "{lie}");
+        others_can_speak(&router);
+    }
+}

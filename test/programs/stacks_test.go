@@ -258,7 +258,8 @@ func (l stacksLab) testNames(t *testing.T) {
 }
 
 // testSignals has signals interrupt accept(): no program has a connection twice, of which it would
-// close one, and epoll tell it of that.
+// close one, and epoll tell it of that for ever. For a moment it may: the agent is a process that
+// waits for its turn, too.
 func (l stacksLab) testSignals(t *testing.T) {
 	l = l.with(t)
 	const count = "300"
@@ -267,7 +268,7 @@ func (l stacksLab) testSignals(t *testing.T) {
 	server.WaitFor("ready")
 	l.must("n2/c1", "python3", program, "client", l.address("n1/c1"), "9004", count)
 	// One descriptor more is that of the directory.
-	server.WaitFor("events of closed ones: 0 descriptors left: 0")
+	server.WaitFor("closed ones that stay: 0 descriptors left: 0")
 }
 
 // testGo has a static program of Go serve, and another ask.

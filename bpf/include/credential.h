@@ -30,8 +30,9 @@ static __always_inline struct net *net_of(const struct endpoint *ep)
 }
 
 /* Whether the calling program has capability cap over ep's network namespace: the kernel's
- * ns_capable(). A program outside of it must have cap over the whole node. */
-static __always_inline bool capable_in(const struct endpoint *ep, int cap)
+ * ns_capable(). A program outside of it must have cap over the whole node. Not static, so that the
+ * verifier looks at it once. */
+__noinline bool capable_in(const struct endpoint *ep, int cap)
 {
 	struct task_struct *task = (void *)bpf_get_current_task_btf();
 	const struct cred *cred = task->cred;

@@ -77,8 +77,9 @@ static __always_inline struct endpoint *endpoint_at(__be32 addr)
 	return bpf_map_lookup_elem(&endpoint_by_addr, &key);
 }
 
-/* Whether IPv4 address a is of the overlay, or the other network's of an endpoint of this node. */
-static __always_inline bool is_container(__be32 a)
+/* Whether IPv4 address a is of the overlay, or the other network's of an endpoint of this node. Not
+ * static, so that the verifier looks at it once. */
+__noinline bool is_container(__be32 a)
 {
 	int i;
 

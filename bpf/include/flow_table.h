@@ -32,8 +32,8 @@ static __always_inline struct flow_key relay_key(const struct flow *flow, __be16
 
 static __always_inline bool same_tuple(const struct flow_key *a, const struct flow_key *b)
 {
-	return a->saddr == b->saddr && a->daddr == b->daddr && a->sport == b->sport && a->dport == b->dport &&
-	       a->ipv6 == b->ipv6;
+	return ((a->saddr ^ b->saddr) | (a->daddr ^ b->daddr) | (__u32)(a->sport ^ b->sport) |
+	        (__u32)(a->dport ^ b->dport) | (__u32)(a->ipv6 ^ b->ipv6)) == 0;
 }
 
 /* Whose a flow is that came from overlay address a. All hosts outside are one. */
@@ -136,10 +136,13 @@ static int choose_slot(__u32 i, struct slot_choice *c)
 	return w == 0;
 }
 
-static __always_inline bool has_tuple(const struct tuple_set *set, __u32 id, const struct flow_key *key)
+/* Not static, so that the verifier looks at it once, and not once for each of TUPLE_CHOICES. */
+__noinline bool has_tuple(const struct tuple_set *set, __u32 id, const struct flow_key *key)
 {
 	__u32 i;
 
+	if (!set || !key)
+		return false;
 	for (i = 0; i < SET_TUPLES; i++) {
 		if (set->wire[i].id == id)
 			break;

@@ -58,15 +58,17 @@ static __always_inline __u32 port_verdict(__u32 ports, __u32 protocol, __u32 por
 }
 
 /* The verdict on what from opens to a port (host byte order; 0 of protocols without) of to. A
- * container may always talk to itself. */
-static __noinline __u32 decide(const struct address *from, const struct address *to, __u32 protocol,
-                               __u32 port)
+ * container may always talk to itself. Not static, so that the verifier looks at it once, and not
+ * once for all that each call can have led to. */
+__noinline __u32 decide(const struct address *from, const struct address *to, __u32 protocol, __u32 port)
 {
 	__u32 flags = policy_flags(), side = !!(flags & POLICY_SIDE), egress = 0, ingress = 0;
 	struct class_info *source, *target;
 	struct pair_verdict *verdict;
 	struct pair_key pair;
 
+	if (!from || !to)
+		return VERDICT_DROP;
 	if (!(flags & POLICY_ACTIVE))
 		return VERDICT_ALLOW;
 	if (same_address(from, to))

@@ -86,13 +86,13 @@ static __always_inline __u32 decide_back(const struct flow_id *f)
 	return decide(&f->to, &f->from, f->protocol, f->protocol == IPPROTO_ICMP_ ? 0 : bpf_ntohs(f->sport));
 }
 
-/* Remembers f as of now. */
-static __noinline int note_flow(const struct flow_id *f)
+/* Remembers f as of now. This and the next are not static for decide's reason. */
+__noinline int note_flow(const struct flow_id *f)
 {
 	return remember_flow(&datagrams_by_owner, f, 1);
 }
 
-static __noinline bool noted(const struct flow_id *f, __u32 units)
+__noinline bool noted(const struct flow_id *f, __u32 units)
 {
 	return recall_flow(&datagrams_by_owner, f, units, false);
 }
@@ -166,14 +166,14 @@ static __always_inline void start(const struct packet *p, struct filter_state *s
 		s->fragment = FRAGMENT_FIRST;
 }
 
-/* Remembers who opened f. */
-static __noinline int note_opener(const struct flow_id *f, __u32 opener)
+/* Remembers who opened f. This and the next are not static for decide's reason. */
+__noinline int note_opener(const struct flow_id *f, __u32 opener)
 {
 	return remember_flow(&openers_by_owner, f, opener);
 }
 
 /* Who opened f: OPENER_AS_SENT, an overlay address, or 0: nothing is known of it. */
-static __noinline __u32 opener_of(const struct flow_id *f)
+__noinline __u32 opener_of(const struct flow_id *f)
 {
 	return recall_flow(&openers_by_owner, f, ANY_TIME, true);
 }
@@ -189,14 +189,16 @@ static __always_inline __u32 decide_opened(const struct flow_id *f, __u32 opener
 	return decide(&from, &f->to, f->protocol, bpf_ntohs(f->dport));
 }
 
-static __always_inline __u32 decide_tcp(const struct packet *p, struct filter_state *s, __be32 translated)
+/* The verdict on the TCP packet of s with these flags. translated: as filter_tcp's. Not static for
+ * decide's reason. */
+__noinline __u32 decide_tcp(struct filter_state *s, __u32 flags, __be32 translated)
 {
 	__u32 verdict, opener;
 	bool forward = true;
 
-	s->flow.sport = p->tcp.source;
-	s->flow.dport = p->tcp.dest;
-	if (is_syn(p)) {
+	if (!s)
+		return VERDICT_DROP;
+	if ((flags & (TCP_FLAG_SYN_ | TCP_FLAG_ACK_)) == TCP_FLAG_SYN_) {
 		opener = translated ? translated : OPENER_AS_SENT;
 		verdict = has_policy() ? decide_opened(&s->flow, opener) : VERDICT_ALLOW;
 		if (verdict == VERDICT_ALLOW)
@@ -210,7 +212,7 @@ static __always_inline __u32 decide_tcp(const struct packet *p, struct filter_st
 		forward = false;
 	}
 	/* What ends a connection may pass: it was let through when it was opened. */
-	if (opener && p->tcp.flags & TCP_FLAG_RST_)
+	if (opener && flags & TCP_FLAG_RST_)
 		return VERDICT_ALLOW;
 	if (!opener) {
 		/* Forgotten, or older than this program: services have the lower ports. */
@@ -376,7 +378,9 @@ static __noinline int filter_tcp(struct __sk_buff *skb, const struct packet *p, 
 	if (!s)
 		return TC_ACT_SHOT;
 	start(p, s, sender, receiver);
-	return conclude(skb, s, decide_tcp(p, s, translated));
+	s->flow.sport = p->tcp.source;
+	s->flow.dport = p->tcp.dest;
+	return conclude(skb, s, decide_tcp(s, p->tcp.flags, translated));
 }
 
 /* The same of any other IP packet. */

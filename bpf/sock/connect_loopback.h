@@ -94,7 +94,7 @@ static __always_inline bool own_stack_listens(struct bpf_sock_addr *ctx, const s
                                               __be32 dst)
 {
 	return mirror_of(ep, ipv6, dst) && sk_of(ctx)->src_ip4 != LOOPBACK4_IPV6 &&
-	       own_stack_state(ctx, ep, ipv6, dst, 0, dst, ctx->user_port) == BPF_TCP_LISTEN;
+	       own_stack_has_listener(ctx, ep, ipv6, dst, ctx->user_port);
 }
 
 /* To dst, an address of the container itself, through the veth (include/mirror.h). */
@@ -104,6 +104,7 @@ static __always_inline int connect_own_stack(struct bpf_sock_addr *ctx, bool sk6
 	__be32 own = ep->addr4.word[3], target = mirror_of(ep, ipv6, dst);
 	__be32 src = dst == own || ipv6 ? dst : LOOPBACK4, source;
 	__be16 port = ctx->user_port;
+	struct own_stack_packet p;
 
 	set_mark(ctx, tag, false);
 	if (!sk_of(ctx)->src_ip4) {
@@ -112,7 +113,8 @@ static __always_inline int connect_own_stack(struct bpf_sock_addr *ctx, bool sk6
 		source = own;
 		if (dst != own || ipv6)
 			target |= bpf_htonl(MIRROR_WILD);
-		if (!bind_own_stack_source(ctx, sk6, ep, source, ipv6, src, dst))
+		set_own_stack_packet(&p, ep, ipv6, src, dst, port);
+		if (!bind_own_stack_source(ctx, &p, source, sk6))
 			bind_source(ctx, sk6, false, source); /* the kernel's choice must do */
 	} else if (sk_of(ctx)->src_ip4 == own && (wild || ipv6)) {
 		target |= bpf_htonl(MIRROR_WILD);

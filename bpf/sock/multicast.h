@@ -45,49 +45,61 @@ static __always_inline bool is_multicast(const struct address *a)
 	return (a->word[0] & bpf_htonl(0xff000000)) == bpf_htonl(0xff000000);
 }
 
-/* The membership of group by device ifindex, or, if 0, by any; for group NULL a free place. NULL:
- * there is none. */
-static __always_inline struct joined_group *find_group(struct joined_groups *all, const struct address *group,
-                                                       __u32 ifindex)
+/* Where the membership of group by device ifindex is, or, if 0, by any; GROUPS_MAX: nowhere. Not
+ * static, so that the verifier does not go on from here with each place. */
+__noinline __u32 find_group(const struct joined_groups *all, const struct address *group, __u32 ifindex)
 {
-	int i;
+	__u32 i;
 
+	if (!all || !group)
+		return GROUPS_MAX;
 	for (i = 0; i < GROUPS_MAX; i++) {
-		struct joined_group *g = &all->group[i];
+		const struct joined_group *g = &all->group[i];
 
-		if (!group && !g->ifindex)
-			return g;
-		if (group && g->ifindex && (!ifindex || g->ifindex == ifindex) &&
-		    same_address(&g->addr, group))
-			return g;
+		if (g->ifindex && (!ifindex || g->ifindex == ifindex) && same_address(&g->addr, group))
+			break;
 	}
-	return NULL;
+	return i;
+}
+
+/* Where there is a free place; GROUPS_MAX: nowhere. */
+__noinline __u32 free_group(const struct joined_groups *all)
+{
+	__u32 i;
+
+	if (!all)
+		return GROUPS_MAX;
+	for (i = 0; i < GROUPS_MAX; i++) {
+		if (!all->group[i].ifindex)
+			break;
+	}
+	return i;
 }
 
 static __noinline int join_group(struct joined_groups *all, const struct address *group, __u32 asked,
                                  __u32 ifindex)
 {
-	struct joined_group *g;
+	__u32 at;
 
 	if (!all || !group)
 		return ENOBUFS_;
-	if (find_group(all, group, asked))
+	if (find_group(all, group, asked) < GROUPS_MAX)
 		return EADDRINUSE_;
-	g = find_group(all, NULL, 0);
-	if (!g)
+	at = free_group(all);
+	if (at >= GROUPS_MAX)
 		return ENOBUFS_;
-	g->addr = *group;
-	g->ifindex = ifindex;
+	all->group[at].addr = *group;
+	all->group[at].ifindex = ifindex;
 	return 0;
 }
 
 static __noinline int leave_group(struct joined_groups *all, const struct address *group, __u32 asked)
 {
-	struct joined_group *g = all && group ? find_group(all, group, asked) : NULL;
+	__u32 at = all && group ? find_group(all, group, asked) : GROUPS_MAX;
 
-	if (!g)
+	if (at >= GROUPS_MAX)
 		return EADDRNOTAVAIL_;
-	g->ifindex = 0;
+	all->group[at].ifindex = 0;
 	return 0;
 }
 

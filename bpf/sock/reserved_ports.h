@@ -28,11 +28,12 @@ static __always_inline bool is_ephemeral(__u32 port)
  * its id by now (counter_of). */
 static __always_inline struct port_account *account_in(void *accounts, const struct sock_tag *tag)
 {
-	struct endpoint *ep = bpf_map_lookup_elem(&endpoint_by_id, &tag->endpoint_id);
+	__u32 id = tag->endpoint_id; /* before Linux 6.2 an argument's tag is no key of a map */
+	struct endpoint *ep = bpf_map_lookup_elem(&endpoint_by_id, &id);
 
 	if (!ep || ep->incarnation != tag->incarnation)
 		return NULL;
-	return bpf_map_lookup_elem(accounts, &tag->endpoint_id);
+	return bpf_map_lookup_elem(accounts, &id);
 }
 
 static __always_inline struct port_account *ports_of(const struct sock_tag *tag)
@@ -49,6 +50,7 @@ static __always_inline __u32 port_slot_now(void)
 static __noinline bool charge_account(struct port_account *a, __u32 limit, bool anyway)
 {
 	__u32 now = port_slot_now(), n, i;
+	__s64 age;
 	bool within;
 
 	if (!a)
@@ -56,8 +58,9 @@ static __noinline bool charge_account(struct port_account *a, __u32 limit, bool 
 	bpf_spin_lock(&a->lock);
 	n = a->held;
 	for (i = 0; i < PORT_SLOTS; i++) {
-		if (now - a->waiting[i].when < PORT_SLOTS)
-			n += a->waiting[i].ports;
+		/* no branch, of which the verifier would follow both ways for each */
+		age = now - a->waiting[i].when;
+		n += a->waiting[i].ports & (__u32)((age - PORT_SLOTS) >> 63);
 	}
 	within = n < limit;
 	if (within || anyway)
@@ -169,8 +172,10 @@ static __noinline int leave_node_port(const struct sock_tag *tag, __u32 port, bo
 	return last ? uncharge_account(all_node_ports(), waits) : 0;
 }
 
-/* Counts a port. Gives why not: then it is counted only if anyway says so. */
-static __noinline __u32 charge_port(const struct sock_tag *tag, __u32 port, bool anyway)
+/* Counts a port. Gives why not: then it is counted only if anyway says so. This and uncharge_port
+ * are not static, so that the verifier looks at them once, and not once for all that each call can
+ * have led to. */
+__noinline __u32 charge_port(const struct sock_tag *tag, __u32 port, bool anyway)
 {
 	__u32 limit = protects(PROTECT_PORT_QUOTA) ? config_endpoint_ports : ~0U;
 	struct port_account *a = tag ? ports_of(tag) : NULL;
@@ -189,7 +194,7 @@ static __noinline __u32 charge_port(const struct sock_tag *tag, __u32 port, bool
 }
 
 /* Counts a port off, at once or when TIME_WAIT is over. */
-static __noinline int uncharge_port(const struct sock_tag *tag, __u32 port, bool waits)
+__noinline int uncharge_port(const struct sock_tag *tag, __u32 port, bool waits)
 {
 	if (!tag)
 		return 0;

@@ -109,13 +109,16 @@ static __always_inline int bind_ifindex(struct bpf_sockopt *ctx, struct sock_tag
 	return bind_device(tag, ep, value);
 }
 
-/* The device of the container that the program names; 0 for "", -1 for one that is not there. */
-static __always_inline int named_device(struct bpf_sockopt *ctx, const struct endpoint *ep)
+/* The device of the container that the program names; 0 for "", -1 for one that is not there. Not
+ * static, so that the verifier does not go on from here with each name that it can have been. */
+__noinline int named_device(struct bpf_sockopt *ctx, const struct endpoint *ep)
 {
-	bool lo = true, own = true;
+	__u32 lo = 0, own = 0; /* not 0: it is not that one */
 	__u8 *p = ctx->optval;
 	int i;
 
+	if (!ep)
+		return -1;
 	for (i = 0; i < IFNAMSIZ_; i++) {
 		char c = 0;
 
@@ -123,22 +126,20 @@ static __always_inline int named_device(struct bpf_sockopt *ctx, const struct en
 			c = p[i];
 		if (i == 0 && !c)
 			return 0;
-		if (c != (i == 0 ? 'l' : i == 1 ? 'o' : 0))
-			lo = false;
-		if (c != ep->device[i])
-			own = false;
+		lo |= c ^ (i == 0 ? 'l' : i == 1 ? 'o' : 0);
+		own |= c ^ ep->device[i];
 		if (!c)
 			break;
 	}
-	if (lo)
+	if (!lo)
 		return 1;
-	return own ? (int)ep->container_ifindex : -1;
+	return own ? -1 : (int)ep->container_ifindex;
 }
 
 static __always_inline int bind_named(struct bpf_sockopt *ctx, struct sock_tag *tag,
                                       const struct endpoint *ep)
 {
-	int ifindex = ep ? named_device(ctx, ep) : -1;
+	int ifindex = named_device(ctx, ep);
 
 	if (ifindex < 0)
 		return fail_sockopt(ENODEV_);

@@ -122,19 +122,27 @@ static __always_inline __u32 give(void *ctx, const struct stack_settings *s, __u
 	return failed;
 }
 
-/* Notes what a profile has given a socket: that is no longer the program's own. The hook of
- * setsockopt() has no lock. */
-static __always_inline void note_given(struct sock_tag *tag, __u32 given)
+/* Notes what a profile was to give a socket, and what of that the kernel did not take: the rest is
+ * no longer the program's own. The hook of setsockopt() has no lock. Not static, so that to the
+ * verifier both are any numbers: else it tells apart all that the calls before can have made of
+ * them, 2^9. */
+__noinline int note_given(struct sock_tag *tag, __u32 want, __u32 failed)
 {
+	__u32 given = want & ~failed;
 	__u32 lost = (STACK_REVOCABLE & ~given) << STACK_APPLIED_SHIFT | (given & STACK_OWN_SETTINGS)
 	                                                                         << STACK_OWN_SHIFT;
 
+	if (!tag)
+		return 0;
+	if (failed)
+		count(REASON_FALLBACK_STACK_SETTING);
 	if (given & STACK_CONGESTION) {
 		lost |= OPTION_CONGESTION;
 		__sync_fetch_and_and(&tag->flags, ~TAG_RENO_FOR_BBR);
 	}
 	__sync_fetch_and_and(&tag->options, ~lost);
 	__sync_fetch_and_or(&tag->options, (given & STACK_REVOCABLE) << STACK_APPLIED_SHIFT);
+	return 0;
 }
 
 /* Brings a socket to its endpoint's profile, or to none. among says which settings the moment
@@ -154,9 +162,7 @@ static __always_inline void follow_stack(void *ctx, struct sock_tag *tag, const 
 		take_back(ctx, tag, gone);
 	if (want)
 		failed = give(ctx, s, want);
-	if (failed)
-		count(REASON_FALLBACK_STACK_SETTING);
-	note_given(tag, want & ~failed);
+	note_given(tag, want, failed);
 }
 
 /* Whether anything is to be done for a socket. */

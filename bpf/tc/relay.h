@@ -28,11 +28,12 @@ static __always_inline struct flow *relayed_flow(const struct flow_key *outer, c
 {
 	struct flow *flow = bpf_map_lookup_elem(&flow_by_wire, outer);
 
-	if (!flow || flow->kind != FLOW_RELAY || flow->relay_port != back->dport ||
-	    flow->ipv6 != back->ipv6 || flow->src != back->daddr || flow->dst != back->saddr ||
-	    flow->dst_port != back->sport)
+	struct flow_key is;
+
+	if (!flow || flow->kind != FLOW_RELAY)
 		return NULL;
-	return flow;
+	is = relay_key(flow, flow->relay_port);
+	return same_tuple(&is, back) ? flow : NULL;
 }
 
 /* Whether behind the relay back belongs to a connection other than outer's that may still live. */

@@ -56,28 +56,40 @@ static int step_option(__u32 i, struct option_walk *w)
 	return 1;
 }
 
+/* Finds an option among those from offset to end of the frame. Gives its length and puts where it
+ * is into *at; 0 if it is absent, -1 if malformed. Not static, so that to the verifier offset is
+ * any number: it would count a known one up. */
+__noinline int walk_options(struct __sk_buff *skb, __u32 offset, __u32 end, __u32 kind, __u32 *at)
+{
+	struct option_walk w = {.skb = skb, .kind = kind, .offset = offset, .end = end};
+
+	if (!at)
+		return 0;
+	bpf_loop(TCP_OPTIONS_MAX, step_option, &w, 0);
+	*at = w.offset;
+	return w.found > 0 ? (int)w.length : w.found;
+}
+
 /* Finds the Heddle option. Gives 1 if found, 0 if absent, -1 if malformed. */
 static __always_inline int find_option(struct __sk_buff *skb, const struct packet *p, struct syn_option *o)
 {
-	struct option_walk w = {.skb = skb, .kind = OPTION_KIND};
+	__u32 end = p->tcp_offset + (p->tcp.doff_res >> 4) * 4, at = 0;
+	int length = walk_options(skb, p->tcp_offset + sizeof(p->tcp), end, OPTION_KIND, &at);
 
-	w.offset = p->tcp_offset + sizeof(p->tcp);
-	w.end = p->tcp_offset + (p->tcp.doff_res >> 4) * 4;
-	bpf_loop(TCP_OPTIONS_MAX, step_option, &w, 0);
-	if (w.found <= 0)
-		return w.found;
-	return w.length != sizeof(*o) || bpf_skb_load_bytes(skb, w.offset, o, sizeof(*o)) ? -1 : 1;
+	if (length <= 0)
+		return length;
+	return length != sizeof(*o) || bpf_skb_load_bytes(skb, at, o, sizeof(*o)) ? -1 : 1;
 }
 
 /* The SYN's own timestamp; gives 0 if it has none. */
 static __noinline int read_timestamp(struct __sk_buff *skb, __u32 offset, __u32 end, __u32 *timestamp)
 {
-	struct option_walk w = {.skb = skb, .kind = TCP_OPTION_TIMESTAMP, .offset = offset, .end = end};
 	__be32 value;
+	__u32 at = 0;
 
-	bpf_loop(TCP_OPTIONS_MAX, step_option, &w, 0);
-	if (!timestamp || w.found <= 0 || w.length != TCP_OPTION_TIMESTAMP_LENGTH ||
-	    bpf_skb_load_bytes(skb, w.offset + 2, &value, sizeof(value)))
+	if (!timestamp ||
+	    walk_options(skb, offset, end, TCP_OPTION_TIMESTAMP, &at) != TCP_OPTION_TIMESTAMP_LENGTH ||
+	    bpf_skb_load_bytes(skb, at + 2, &value, sizeof(value)))
 		return 0;
 	*timestamp = bpf_ntohl(value);
 	return 1;

@@ -22,7 +22,7 @@ import (
 // figures of this one.
 func TestVerifierWork(t *testing.T) {
 	testutil.NeedRoot(t, "loads BPF programs")
-	const most, mostOfOne = 900_000, 400_000
+	const most, mostOfOne = 330_000, 100_000
 	spec, err := loadHeddle()
 	if err != nil {
 		t.Fatal(err)
@@ -37,8 +37,10 @@ func TestVerifierWork(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if err := spec.Variables["config_agent"].Set(uint32(os.Getpid())); err != nil {
-		t.Fatal(err)
+	if canCompareCallers() == nil {
+		if err := spec.Variables["config_agent"].Set(uint32(os.Getpid())); err != nil {
+			t.Fatal(err)
+		}
 	}
 	began := time.Now()
 	loaded, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{

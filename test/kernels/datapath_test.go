@@ -25,6 +25,25 @@ func TestLSM(t *testing.T) {
 	if kernel == "" {
 		t.Skip("HEDDLE_KERNEL does not name a kernel's package: make test-lsm gets one")
 	}
+	const script = `echo "kernel $(uname -r), security modules $(cat /sys/kernel/security/lsm)"
+HEDDLE_DEMAND_LSM=1 /datapath.test -test.run 'TestLock$' -test.v`
+	testDatapath(t, kernel, script, "lsm=capability,bpf")
+}
+
+// TestVerifierWork has the kernel's verifier take every program, and holds them to the limits of
+// the datapath's test of that name: an older verifier refuses what a newer one takes, and prunes
+// less.
+func TestVerifierWork(t *testing.T) {
+	kernel := os.Getenv("HEDDLE_KERNEL")
+	if kernel == "" {
+		t.Skip("HEDDLE_KERNEL does not name a kernel's package: make test-lsm gets one")
+	}
+	testDatapath(t, kernel, "uname -r; /datapath.test -test.run 'TestVerifierWork$' -test.v", "")
+}
+
+// testDatapath runs a script with the datapath's tests, /datapath.test, on the kernel of a package.
+func testDatapath(t *testing.T, kernel, script, arguments string) {
+	t.Helper()
 	dir := t.TempDir()
 	program := filepath.Join(dir, "datapath.test")
 	build, err := exec.Command("go", "test", "-c", "-o", program, "heddle.dev/heddle/internal/plane/tcp/datapath").CombinedOutput()
@@ -35,11 +54,9 @@ func TestLSM(t *testing.T) {
 	testutil.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()
-	const script = `echo "kernel $(uname -r), security modules $(cat /sys/kernel/security/lsm)"
-HEDDLE_DEMAND_LSM=1 /datapath.test -test.run 'TestLock$' -test.v`
-	code, err := built.Run(ctx, script, machine.Options{Arguments: "lsm=capability,bpf", Console: machine.Lines(func(line string) { t.Log(line) })})
+	code, err := built.Run(ctx, script, machine.Options{Arguments: arguments, Console: machine.Lines(func(line string) { t.Log(line) })})
 	testutil.NoError(t, err)
 	if code != 0 {
-		t.Fatalf("the test of the second lock ends with %d", code)
+		t.Fatalf("the datapath's tests end with %d", code)
 	}
 }

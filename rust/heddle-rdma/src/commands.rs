@@ -313,8 +313,9 @@ impl Objects {
         context: u32,
         request: &abi::verbs_create_ah_request,
     ) -> Result<Answer, Errno> {
-        let endpoint = usable(self.endpoint_of(context))?;
-        if !verbs_qp::is_address(&request.address, gid_count(&endpoint.gids)) {
+        let overlay = gid_count(&usable(self.endpoint_of(context))?.gids);
+        if !verbs_qp::is_address(&request.address, overlay) {
+            self.note_outside_of(context, &request.address);
             return Err(EINVAL);
         }
         self.charge(context, Quota::Ahs, 1)?;

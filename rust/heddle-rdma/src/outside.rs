@@ -108,11 +108,17 @@ impl Objects {
 
     /// A change was refused: counts it if it is for the card's GID, and the endpoint has that.
     pub(crate) fn note_outside(&mut self, number: u32, request: &abi::verbs_modify_qp_request) {
-        let Some(endpoint) = self.qps.get(number).map(|qp| qp.endpoint) else { return };
+        let Some(context) = self.qps.get(number).map(|qp| qp.context) else { return };
+        if request.mask & ibv::QP_AV != 0 {
+            self.note_outside_of(context, &request.attr.address);
+        }
+    }
+
+    /// The same of an address that was refused.
+    pub(crate) fn note_outside_of(&mut self, context: u32, address: &abi::verbs_address) {
+        let Some(endpoint) = self.contexts.get(context).map(|c| c.endpoint) else { return };
         let overlay = self.endpoints.get(endpoint).map_or(0, |e| gid_count(&e.gids));
-        let named =
-            request.mask & ibv::QP_AV != 0 && u32::from(request.attr.address.sgid_index) == overlay;
-        if named && self.outside_gid(endpoint).is_some() {
+        if u32::from(address.sgid_index) == overlay && self.outside_gid(endpoint).is_some() {
             self.note(endpoint, Reason::OutsideRefused);
         }
     }

@@ -5,8 +5,12 @@ mod support;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 
+use support::channel::{
+    ADDR_RESOLVED, CONNECT_REQUEST, CONNECT_RESPONSE, Channel, DISCONNECTED, ESTABLISHED, REJECTED,
+    ROUTE_RESOLVED, UNREACHABLE, param, v4, word,
+};
 use support::{
     End, Router, WAIT_TIMEOUT, ask, gid, hello, node, nodes, readable, receive, tcp_pair,
 };
@@ -15,183 +19,6 @@ use verbs_protocol::cm_message::{Message, What};
 use verbs_protocol::statistics::{self, Reason};
 use verbs_protocol::wire::{self, Greeting, Header, Kind};
 use verbs_protocol::{abi, cm, ibv, plain};
-
-const ADDR_RESOLVED: u32 = 0;
-const ROUTE_RESOLVED: u32 = 2;
-const CONNECT_REQUEST: u32 = 4;
-const CONNECT_RESPONSE: u32 = 5;
-const UNREACHABLE: u32 = 7;
-const REJECTED: u32 = 8;
-const ESTABLISHED: u32 = 9;
-const DISCONNECTED: u32 = 10;
-
-/// An event channel, as a program without librdmacm would use it.
-struct Channel {
-    socket: OwnedFd,
-    events: OwnedFd,
-}
-
-/// An event: uid, id, kind, status, and the parameters as they are.
-#[derive(Debug)]
-struct Event {
-    uid: u64,
-    id: u32,
-    kind: u32,
-    status: i32,
-    param: Vec<u8>,
-}
-
-fn word(bytes: &[u8], at: usize) -> u32 {
-    u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap())
-}
-
-fn v4(n: u8, port: u16) -> [u8; 28] {
-    let mut out = [0; 28];
-    out[0] = 2;
-    out[2..4].copy_from_slice(&port.to_be_bytes());
-    if n > 0 {
-        out[4..8].copy_from_slice(&[10, 9, 0, n]);
-    }
-    out
-}
-
-/// `struct rdma_ucm_conn_param`.
-fn param(qp: u32, private: &[u8]) -> Vec<u8> {
-    let mut out = vec![0; 272];
-    out[..4].copy_from_slice(&qp.to_ne_bytes());
-    out[8..8 + private.len()].copy_from_slice(private);
-    out[264] = u8::try_from(private.len()).unwrap();
-    // responder_resources, initiator_depth, flow_control, retry_count, rnr_retry_count, valid
-    out[266..272].copy_from_slice(&[3, 5, 1, 6, 4, 1]);
-    out
-}
-
-impl Channel {
-    fn open(router: &Router, n: u8) -> Self {
-        let socket = router.connect(n);
-        let (bytes, mut fds) = ask(&socket, plain::bytes(&hello(1, 1))).unwrap();
-        let reply: abi::verbs_hello_reply = plain::read(&bytes).unwrap();
-        assert_eq!((reply.version, reply.gid[0], fds.len()), (1, gid(n), 1));
-        Self { socket, events: fds.pop().unwrap() }
-    }
-
-    fn raw(&self, bytes: &[u8], response_max: u32) -> Result<Vec<u8>, i32> {
-        let head = abi::verbs_request { command: abi::VERBS_RDMA_CM, tag: 3 };
-        let length = u32::try_from(bytes.len()).unwrap();
-        let request = abi::verbs_rdma_cm_request { head, length, response_max };
-        let (reply, fds) = ask(&self.socket, &[plain::bytes(&request), bytes].concat())?;
-        assert!(fds.is_empty());
-        let head: abi::verbs_rdma_cm_reply = plain::read(&reply[..24]).unwrap();
-        assert_eq!(head.length as usize + 24, reply.len());
-        if head.drained & 1 != 0 {
-            assert!(readable(&self.events, WAIT_TIMEOUT), "the last event had its message");
-            assert_eq!(receive(&self.events).unwrap().0, [0; 16]);
-        }
-        Ok(reply[24..].to_vec())
-    }
-
-    fn command(&self, number: u32, fields: &[u8]) -> Result<Vec<u8>, i32> {
-        let mut bytes = number.to_ne_bytes().to_vec();
-        bytes.extend_from_slice(&u16::try_from(fields.len()).unwrap().to_ne_bytes());
-        bytes.extend_from_slice(&336_u16.to_ne_bytes());
-        bytes.extend_from_slice(fields);
-        self.raw(&bytes, 336)
-    }
-
-    fn create(&self, uid: u64, space: u16) -> Result<u32, i32> {
-        let mut fields = uid.to_ne_bytes().to_vec();
-        fields.extend_from_slice(&[0; 8]);
-        fields.extend_from_slice(&space.to_ne_bytes());
-        fields.extend_from_slice(&[0; 6]);
-        self.command(0, &fields).map(|r| word(&r, 0))
-    }
-
-    fn destroy(&self, id: u32) -> u32 {
-        let fields = [&[0; 8], &id.to_ne_bytes()[..], &[0; 4]].concat();
-        word(&self.command(1, &fields).unwrap(), 0)
-    }
-
-    fn bind(&self, id: u32, address: [u8; 28]) -> Result<(), i32> {
-        let fields = [&[0; 8], &address[..], &id.to_ne_bytes()].concat();
-        self.command(2, &fields).map(drop)
-    }
-
-    fn listen(&self, uid: u64, space: u16, port: u16, backlog: u32) -> u32 {
-        let id = self.create(uid, space).unwrap();
-        self.bind(id, v4(0, port)).unwrap();
-        let fields = [id.to_ne_bytes(), backlog.to_ne_bytes()].concat();
-        self.command(7, &fields).unwrap();
-        id
-    }
-
-    fn resolve(&self, id: u32, to: [u8; 28]) -> Result<(), i32> {
-        let fields = [&[0; 28], &to[..], &id.to_ne_bytes(), &[0; 4]].concat();
-        self.command(3, &fields).map(drop)
-    }
-
-    /// An id that knows its way.
-    fn resolved(&self, uid: u64, space: u16, n: u8, port: u16) -> u32 {
-        let id = self.create(uid, space).unwrap();
-        self.resolve(id, v4(n, port)).unwrap();
-        assert_eq!(self.expect(ADDR_RESOLVED).uid, uid);
-        self.command(4, &[id.to_ne_bytes(), [0; 4]].concat()).unwrap();
-        assert_eq!(self.expect(ROUTE_RESOLVED).uid, uid);
-        id
-    }
-
-    fn connect(&self, id: u32, param: &[u8]) -> Result<(), i32> {
-        let fields = [param, &id.to_ne_bytes(), &[0; 12]].concat();
-        self.command(6, &fields).map(drop)
-    }
-
-    fn accept(&self, id: u32, uid: u64, param: &[u8]) -> Result<(), i32> {
-        let fields = [&uid.to_ne_bytes(), param, &id.to_ne_bytes(), &[0; 12]].concat();
-        self.command(8, &fields).map(drop)
-    }
-
-    fn reject(&self, id: u32, private: &[u8]) -> Result<(), i32> {
-        let mut fields = vec![0; 264];
-        fields[..4].copy_from_slice(&id.to_ne_bytes());
-        fields[4] = u8::try_from(private.len()).unwrap();
-        fields[8..8 + private.len()].copy_from_slice(private);
-        self.command(9, &fields).map(drop)
-    }
-
-    fn disconnect(&self, id: u32) -> Result<(), i32> {
-        self.command(10, &id.to_ne_bytes()).map(drop)
-    }
-
-    /// Attributes for a state: mask, peer's queue pair, peer's GID.
-    fn attributes(&self, id: u32, state: u32) -> Result<(u32, u32, Vec<u8>), i32> {
-        let fields = [&[0; 8], &id.to_ne_bytes()[..], &state.to_ne_bytes()].concat();
-        let bytes = self.command(11, &fields)?;
-        assert_eq!(bytes.len(), 144);
-        Ok((word(&bytes, 0), word(&bytes, 32), bytes[40..56].to_vec()))
-    }
-
-    fn is_readable(&self) -> bool {
-        readable(&self.events, std::time::Duration::ZERO)
-    }
-
-    fn event(&self) -> Event {
-        assert!(readable(&self.events, WAIT_TIMEOUT), "no event");
-        let bytes = self.command(12, &[0; 8]).unwrap();
-        assert_eq!(bytes.len(), cm::EVENT);
-        Event {
-            uid: u64::from_ne_bytes(bytes[..8].try_into().unwrap()),
-            id: word(&bytes, 8),
-            kind: word(&bytes, 12),
-            status: word(&bytes, 16).cast_signed(),
-            param: bytes[20..].to_vec(),
-        }
-    }
-
-    fn expect(&self, kind: u32) -> Event {
-        let event = self.event();
-        assert_eq!(event.kind, kind, "{event:?}");
-        event
-    }
-}
 
 /// A connection of ids 1 (uid 11) and 2 (uid 22), by a listener with uid 2.
 fn connected(routers: [&Router; 2], port: u16) -> (Channel, u32, Channel, u32) {

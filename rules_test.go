@@ -54,6 +54,7 @@ var allowed = map[string][]string{
 	"internal/runtime":             {"internal/plane/tcp/procnet", "internal/plane/verbs/folder"},
 	"internal/durable":             {},
 	"internal/agentpod":            {"internal/durable"},
+	"internal/peerapi":             {"internal/durable"},
 	"internal/trust":               {"internal/durable"},
 	"internal/plane":               {"internal/api", "internal/netcfg", "internal/stack", "internal/trap"},
 	"internal/plane/planetest":     {"internal/api", "internal/netcfg", "internal/plane", "internal/stack", "internal/trap"},
@@ -71,7 +72,7 @@ var allowed = map[string][]string{
 	"internal/netstack":              {"internal/plane/stacks/protocol"},
 	"internal/plane/tcp/congestion":  {"internal/stack"},
 
-	"internal/node": {"internal/api", "internal/dockernet", "internal/durable", "internal/endpoint", "internal/fdkeep", "internal/netcfg",
+	"internal/node": {"internal/api", "internal/dockernet", "internal/durable", "internal/endpoint", "internal/fdkeep", "internal/netcfg", "internal/peerapi",
 		"internal/plane", "internal/plane/tcp", "internal/policy", "internal/stack", "internal/store", "internal/store/etcd", "internal/trap", "internal/trust"},
 	"internal/uninstall":  {"internal/plane/tcp/datapath", "internal/fdkeep", "internal/netcfg", "internal/plane/tcp/procnet", "internal/plane/queues", "internal/plane/stacks", "internal/plane/verbs", "internal/plane/verbs/folder"},
 	"internal/version":    {},

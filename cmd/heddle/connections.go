@@ -46,7 +46,7 @@ With --output json: a list of connections.`,
 		Args:         cobra.NoArgs,
 		SilenceUsage: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			from, err := f.find(api.DefaultSocket, labRunFolder)
+			from, err := f.findAll(cmd.Context(), api.DefaultSocket, labRunFolder)
 			if err != nil {
 				return err
 			}
@@ -60,10 +60,10 @@ With --output json: a list of connections.`,
 			if f.container != "" {
 				return errors.Join(printContainerConnections(cmd.OutOrStdout(), list), err)
 			}
-			return errors.Join(printConnections(cmd.OutOrStdout(), list, from.inLab), err)
+			return errors.Join(printConnections(cmd.OutOrStdout(), list, from.several), err)
 		},
 	}
-	f.register(cmd)
+	f.registerReading(cmd)
 	flags := cmd.Flags()
 	flags.StringVar(&f.container, "container", "", "only those of this container: its endpoint's name, address or id; shown as the container would see them")
 	flags.StringVar(&f.filter.Endpoint, "endpoint", "", "only those of the endpoint of this name")

@@ -27,6 +27,9 @@ const labRunFolder = "/run/heddle/lab"
 // askTimeout bounds one question to all agents.
 const askTimeout = 15 * time.Second
 
+// askAtOnce bounds how many agents are asked at the same time.
+const askAtOnce = 64
+
 // startHint is what to do when no agent answers.
 const startHint = "start one with `heddled`, or a lab with `heddle lab up`"
 
@@ -61,6 +64,7 @@ func addOutputFlag(cmd *cobra.Command, f *outputFormat) {
 // agentFlags say which agents to ask.
 type agentFlags struct {
 	api, lab, node string
+	allNodes       bool
 	output         outputFormat
 }
 
@@ -68,15 +72,42 @@ func (f *agentFlags) register(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.StringVar(&f.api, "api", "", fmt.Sprintf("the agent's socket (default %s, or those of the lab that is up)", api.DefaultSocket))
 	flags.StringVar(&f.lab, "lab", "", "ask the agents of this lab")
-	flags.StringVar(&f.node, "node", "", "ask the agent of this lab node only")
+	flags.StringVar(&f.node, "node", "", "ask the agent of this node only: of the lab, or by way of the agent here")
 	addOutputFlag(cmd, &f.output)
 }
 
-// agents are the agents to ask; inLab says that they are a lab's, so that tables need a column
-// NODE.
+// registerReading is register for what all nodes can be asked by way of one agent.
+func (f *agentFlags) registerReading(cmd *cobra.Command) {
+	f.register(cmd)
+	cmd.Flags().BoolVarP(&f.allNodes, "all-nodes", "A", false, "ask the agents of all nodes, by way of one")
+}
+
+// agents are the agents to ask; several says that they are a lab's or a network's, so that tables
+// need a column NODE.
 type agents struct {
 	clients []*api.Client
-	inLab   bool
+	several bool
+}
+
+// findAll is find, with all nodes by way of the first agent if the flags mean those.
+func (f agentFlags) findAll(ctx context.Context, defaultSocket, labs string) (agents, error) {
+	found, err := f.find(defaultSocket, labs)
+	if err != nil || !f.allNodes {
+		return found, err
+	}
+	if f.node != "" {
+		return agents{}, errors.New("--all-nodes, --node: leave one out")
+	}
+	found.clients = found.clients[:1]
+	nodes, err := ask(ctx, found, func(ctx context.Context, c *api.Client) ([]api.Node, error) { return c.Nodes(ctx) })
+	if err != nil {
+		return agents{}, err
+	}
+	all := agents{several: true}
+	for _, n := range nodes[0] {
+		all.clients = append(all.clients, found.clients[0].On(n.Name))
+	}
+	return all, nil
 }
 
 // find gives the agents that the flags mean. defaultSocket and labs are api.DefaultSocket and
@@ -96,10 +127,14 @@ func (f agentFlags) find(defaultSocket, labs string) (agents, error) {
 			return agents{}, err
 		}
 	}
-	if f.lab == "" && f.node == "" {
+	if f.lab == "" {
 		// Stat errors other than "no such file" are the client's to report.
 		if _, err := os.Stat(defaultSocket); !errors.Is(err, fs.ErrNotExist) {
-			return agents{clients: []*api.Client{api.Dial(defaultSocket)}}, nil
+			here := api.Dial(defaultSocket)
+			if f.node != "" {
+				here = here.On(f.node)
+			}
+			return agents{clients: []*api.Client{here}}, nil
 		}
 	}
 	return f.findLab(defaultSocket, labs)
@@ -132,7 +167,7 @@ func (f agentFlags) findLab(defaultSocket, labs string) (agents, error) {
 		slices.Sort(names)
 		return agents{}, fmt.Errorf("several labs are up (%s): choose one with --lab", strings.Join(names, ", "))
 	}
-	found := agents{inLab: true}
+	found := agents{several: true}
 	for _, s := range sockets {
 		found.clients = append(found.clients, api.Dial(s))
 	}
@@ -148,8 +183,11 @@ func ask[T any](ctx context.Context, from agents, question func(context.Context,
 	answers := make([]T, len(from.clients))
 	errs := make([]error, len(from.clients))
 	var wg sync.WaitGroup
+	turns := make(chan struct{}, askAtOnce)
 	for i, c := range from.clients {
 		wg.Go(func() {
+			turns <- struct{}{}
+			defer func() { <-turns }()
 			defer c.Close()
 			answers[i], errs[i] = question(ctx, c)
 			if errors.Is(errs[i], api.ErrNoAgent) {
@@ -180,7 +218,7 @@ and refusals that is not zero. With --output json: a list with one status for ea
 		Args:         cobra.NoArgs,
 		SilenceUsage: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			from, err := f.find(api.DefaultSocket, labRunFolder)
+			from, err := f.findAll(cmd.Context(), api.DefaultSocket, labRunFolder)
 			if err != nil {
 				return err
 			}
@@ -194,7 +232,7 @@ and refusals that is not zero. With --output json: a list with one status for ea
 			return errors.Join(printStatus(cmd.OutOrStdout(), list, all, time.Now()), err)
 		},
 	}
-	f.register(cmd)
+	f.registerReading(cmd)
 	cmd.Flags().BoolVar(&all, "all", false, "show counters that are zero, too")
 	return cmd
 }
@@ -292,7 +330,7 @@ to open and closed, those now live by path, and the payload sent and received. W
 		Args:         cobra.NoArgs,
 		SilenceUsage: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			from, err := f.find(api.DefaultSocket, labRunFolder)
+			from, err := f.findAll(cmd.Context(), api.DefaultSocket, labRunFolder)
 			if err != nil {
 				return err
 			}
@@ -313,10 +351,10 @@ to open and closed, those now live by path, and the payload sent and received. W
 			if stats {
 				print = printTraffic
 			}
-			return errors.Join(print(cmd.OutOrStdout(), list, from.inLab), err)
+			return errors.Join(print(cmd.OutOrStdout(), list, from.several), err)
 		},
 	}
-	f.register(cmd)
+	f.registerReading(cmd)
 	cmd.Flags().BoolVar(&stats, "stats", false, "show what their TCP sockets did")
 	cmd.AddCommand(newEndpointAddCmd(), newEndpointDeleteCmd(), newEndpointVerbsCmd(), newEndpointLabelCmd())
 	return cmd

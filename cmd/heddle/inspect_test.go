@@ -334,7 +334,7 @@ func TestInspectLabs(t *testing.T) {
 	}
 
 	from, err := find(agentFlags{})
-	if err != nil || !from.inLab || len(from.clients) != 2 {
+	if err != nil || !from.several || len(from.clients) != 2 {
 		t.Fatalf("the only lab: %+v, %v", from, err)
 	}
 	list, err := askConnections(t.Context(), from, api.ConnectionFilter{Endpoint: "n2/c1"})
@@ -376,7 +376,7 @@ func TestInspectLabs(t *testing.T) {
 
 	// The machine's own agent is asked before any lab.
 	startAgent(t, filepath.Join(dir, "api.sock"), "host")
-	if from, err := find(agentFlags{}); err != nil || from.inLab || len(from.clients) != 1 {
+	if from, err := find(agentFlags{}); err != nil || from.several || len(from.clients) != 1 {
 		t.Errorf("own agent and labs: %+v, %v", from, err)
 	}
 }

@@ -37,7 +37,7 @@ a list with a member for each node.`,
 		Args:         cobra.NoArgs,
 		SilenceUsage: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			from, err := f.find(api.DefaultSocket, labRunFolder)
+			from, err := f.findAll(cmd.Context(), api.DefaultSocket, labRunFolder)
 			if err != nil {
 				return err
 			}
@@ -58,7 +58,7 @@ a list with a member for each node.`,
 			return errors.Join(printRDMA(cmd.OutOrStdout(), list), err)
 		},
 	}
-	f.register(cmd)
+	f.registerReading(cmd)
 	cmd.Flags().StringVar(&container, "container", "", "only those of the endpoint of this name")
 	return cmd
 }

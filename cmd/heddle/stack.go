@@ -28,7 +28,7 @@ cannot serve and why, and what stack modules use: processor time, bytes of buffe
 all and for each endpoint. Profiles are kept in the network's store: see docs/howto/stacks.md. With --output json: a list, one object a node.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			from, err := f.find(api.DefaultSocket, labRunFolder)
+			from, err := f.findAll(cmd.Context(), api.DefaultSocket, labRunFolder)
 			if err != nil {
 				return err
 			}
@@ -42,7 +42,7 @@ all and for each endpoint. Profiles are kept in the network's store: see docs/ho
 			return errors.Join(printStacks(cmd.OutOrStdout(), list), err)
 		},
 	}
-	f.register(cmd)
+	f.registerReading(cmd)
 	cmd.AddCommand(newStackApplyCmd(), newStackDeleteCmd(), newStackShowCmd(), newStackLoadCmd(), newStackUnloadCmd())
 	return cmd
 }

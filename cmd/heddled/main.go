@@ -22,6 +22,7 @@ import (
 	"heddle.dev/heddle/internal/fdkeep"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/node"
+	"heddle.dev/heddle/internal/peerapi"
 	"heddle.dev/heddle/internal/plane"
 	"heddle.dev/heddle/internal/plane/lanes"
 	"heddle.dev/heddle/internal/plane/queues"
@@ -128,6 +129,7 @@ func (f *flags) register(cmd *cobra.Command) {
 	p.StringVar(&f.cfg.StoreDir, "store-dir", "", "data of the embedded etcd (default STATE-DIR/etcd)")
 	p.Uint16Var(&f.cfg.StorePort, "store-port", 2379, "port of the embedded etcd, on the underlay address")
 	p.BoolVar(&f.cfg.StoreNoSync, "store-no-sync", false, "let the embedded etcd skip fsync: for labs")
+	p.Uint16Var(&f.cfg.PeerPort, "peer-port", peerapi.DefaultPort, "port of the underlay address on which other nodes' agents ask this one what it knows (docs/security.md); 0: it answers none")
 	p.BoolVar(&f.cfg.TakeOver, "take-over", false, "take the node's name from a live agent elsewhere, which ends")
 	p.DurationVar(&f.cfg.ForgetAfter, "forget-nodes-after", node.DefaultForgetAfter, "remove nodes from the network whose agent is gone and that answer no probes for this long; 0: never")
 	p.Uint64Var(&f.cfg.EndpointSockets, "endpoint-sockets", node.DefaultEndpointSockets, "how many TCP sockets a container's endpoint may have")

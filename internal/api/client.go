@@ -29,6 +29,7 @@ const readyInterval = 20 * time.Millisecond
 // is written against an agent works against a client too.
 type Client struct {
 	socketPath string
+	prefix     string // of targets: which node's agent is meant
 	http       *http.Client
 }
 
@@ -53,6 +54,25 @@ func Dial(socketPath string) *Client {
 		Transport:     transport,
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}}
+}
+
+// On gives a client that asks the agent of another node, by way of this one's, for what agents
+// answer each other (PeerPaths).
+func (c *Client) On(node string) *Client {
+	return &Client{socketPath: c.socketPath, prefix: "/v1/nodes/" + node, http: c.http}
+}
+
+// AskNode asks the agent of another node; see Agent.
+func (c *Client) AskNode(ctx context.Context, node, target string) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://agent/v1/nodes/"+node+target, nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return nil, c.unanswered(ctx, err)
+	}
+	return resp, nil
 }
 
 // SocketPath is the path the client was given.
@@ -198,7 +218,7 @@ func (c *Client) call(ctx context.Context, method, target string, in, out any) e
 		}
 		body = bytes.NewReader(b)
 	}
-	req, err := http.NewRequestWithContext(ctx, method, "http://agent"+target, body)
+	req, err := http.NewRequestWithContext(ctx, method, "http://agent"+c.prefix+target, body)
 	if err != nil {
 		return err
 	}

@@ -3,9 +3,12 @@ package api
 import (
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
+	"net/http"
 	"net/netip"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -142,6 +145,14 @@ func (a *fakeAgent) Nodes(context.Context) ([]Node, error) {
 
 func testNodeState() Node {
 	return Node{Node: testNode(), Presence: Presence{State: NodeAway, Since: started, Seen: started.Add(time.Minute), Endpoints: 3}}
+}
+
+func (a *fakeAgent) AskNode(_ context.Context, node, target string) (*http.Response, error) {
+	if node != "n2" {
+		return nil, ErrNotFound
+	}
+	body := `{"connections": [], "asked": "` + target + `"}`
+	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader(body))}, a.err
 }
 
 func (a *fakeAgent) ForgetNode(_ context.Context, name string) error {

@@ -61,6 +61,7 @@ func NewHandler(agent Agent, registry *prometheus.Registry, log *slog.Logger) ht
 	s.handle("/v1/rdma", methods{http.MethodGet: s.rdma})
 	s.handle("/v1/nodes", methods{http.MethodGet: s.nodes})
 	s.handle("/v1/nodes/{name}", methods{http.MethodDelete: s.forgetNode})
+	s.handle("/v1/nodes/{name}/{target...}", methods{http.MethodGet: s.askNode})
 	s.handle("/v1/connections", methods{http.MethodGet: s.connections})
 	s.handle("/v1/traffic", methods{http.MethodGet: s.traffic})
 	metrics := promhttp.HandlerFor(registry, promhttp.HandlerOpts{

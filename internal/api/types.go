@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"net/http"
 	"net/netip"
 	"time"
 
@@ -46,6 +47,10 @@ type Agent interface {
 	LimitUse(ctx context.Context) ([]model.LimitUse, error)
 	// Nodes lists every node of the network, this one included.
 	Nodes(ctx context.Context) ([]Node, error)
+	// AskNode asks the agent of another node for target, one of PeerPaths with a query, and gives
+	// its answer, whose body is the caller's to close. ErrNotFound if there is no such node,
+	// CodeUnsupported if its agent answers no others, CodeUnavailable if it does not answer.
+	AskNode(ctx context.Context, node, target string) (*http.Response, error)
 	// ForgetNode removes a node that is gone, with its endpoints. ErrNotFound if there is none of
 	// that name, CodeConflict if its agent lives.
 	ForgetNode(ctx context.Context, name string) error

@@ -55,7 +55,7 @@ func TestNodeEqual(t *testing.T) {
 		"Name": func(n *Node) { n.Name = "m" }, "Underlay": func(n *Node) { n.Underlay = netip.MustParseAddr("192.0.2.1") },
 		"Prefixes": func(n *Node) { n.Prefixes = nil }, "VTEPMAC": func(n *Node) { n.VTEPMAC = "x" },
 		"ReadsSchema": func(n *Node) { n.ReadsSchema = 2 }, "Planes": func(n *Node) { n.Planes.TCP.AnswersProbes = true },
-		"Moved": func(n *Node) { n.Moved = []netip.Addr{netip.MustParseAddr("10.0.0.9")} },
+		"PeerAPI": func(n *Node) { n.PeerAPI.Port = 1 }, "Moved": func(n *Node) { n.Moved = []netip.Addr{netip.MustParseAddr("10.0.0.9")} },
 	}
 	fields := reflect.TypeFor[Node]()
 	for i := range fields.NumField() {

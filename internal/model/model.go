@@ -4,7 +4,10 @@
 package model
 
 import (
+	"crypto/sha256"
 	"encoding/binary"
+	"encoding/hex"
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"net/netip"
@@ -97,9 +100,30 @@ type Node struct {
 	ReadsSchema int `json:"reads_schema,omitempty"`
 	// Planes has a record for each plane.
 	Planes NodePlanes `json:"planes"`
+	// PeerAPI is where the node's agent answers those of other nodes; the zero PeerAPI: nowhere.
+	PeerAPI PeerAPI `json:"peer_api,omitzero"`
 	// Moved are the IPv4 addresses outside Prefixes, or back in them, that live on this node by a
 	// Move: sorted. The node's own record does not have them.
 	Moved []netip.Addr `json:"-"`
+}
+
+// PeerAPI is where an agent answers other nodes' agents: a TCP port (host byte order) of its
+// underlay address, and the key it shows there (internal/peerapi).
+type PeerAPI struct {
+	Port uint16 `json:"port"`
+	// Key is the SHA-256 of the agent's public key (SubjectPublicKeyInfo), in hexadecimal.
+	Key string `json:"key"`
+}
+
+// Validate checks what a node says of it.
+func (p PeerAPI) Validate() error {
+	if p.Port == 0 {
+		return errors.New("port: want 1..65535")
+	}
+	if raw, err := hex.DecodeString(p.Key); err != nil || len(raw) != sha256.Size || hex.EncodeToString(raw) != p.Key {
+		return fmt.Errorf("key %.80q: want %d hexadecimal digits, a-f", p.Key, 2*sha256.Size)
+	}
+	return nil
 }
 
 // Direct reports whether the node accepts direct connections.

@@ -48,6 +48,7 @@ const (
 	ProtectOverlayPort       Protection = 31
 	ProtectProcNet           Protection = 32
 	ProtectLocks             Protection = 33
+	ProtectPeerKeys          Protection = 34
 )
 
 // ProtectionInfo describes one Protection.
@@ -93,6 +94,7 @@ var Protections = []ProtectionInfo{
 	{ProtectOverlayPort, "overlay_port", "containers send nothing to the overlay's port, and take nothing that is for it"},
 	{ProtectProcNet, "proc_net", "a program reads in /proc/net/tcp the sockets of the endpoint in whose network namespace it is, and no others"},
 	{ProtectLocks, "locks", "a program that holds the lock of its socket for ever keeps neither cuts of others' connections nor lists waiting"},
+	{ProtectPeerKeys, "peer_keys", "an agent answers over the network to agents with the key of one of its network's nodes only"},
 }
 
 // String gives the protection's name.

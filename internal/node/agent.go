@@ -38,6 +38,7 @@ type Agent struct {
 	*policies
 	*stacks
 	*docker
+	*peers
 	*reports
 	attachments *attachments
 	recovery    *recovery
@@ -56,7 +57,7 @@ func compose(h *host) *Agent {
 	tp := &topology{host: h, endpoints: es, limiter: li, membership: ms, migration: mg, recovery: rc}
 	h.setGroups = es.noteGroups
 	return &Agent{
-		host: h, endpoints: es, limiter: li, migration: mg, membership: ms, policies: &policies{h}, stacks: &stacks{h}, reports: &reports{h},
+		host: h, endpoints: es, limiter: li, migration: mg, membership: ms, policies: &policies{h}, stacks: &stacks{h}, peers: &peers{host: h}, reports: &reports{h},
 		docker: &docker{
 			host: h, attachments: at, endpoints: es, reserved: make(map[netip.Addr]model.EndpointID), asked: make(chan struct{}, 1),
 		},
@@ -145,9 +146,13 @@ func (a *Agent) join(ctx context.Context) error {
 	if err := a.membership.holdName(ctx); err != nil {
 		return err
 	}
+	peerAPI, err := a.peers.listen(ctx)
+	if err != nil {
+		return err
+	}
 	a.self, err = register(ctx, s, a.record, model.Node{
 		Name: a.cfg.Name, Underlay: a.cfg.Underlay, Prefixes: a.cfg.Prefixes,
-		VTEPMAC: netcfg.VTEPMAC(a.cfg.Underlay), ReadsSchema: store.Schema,
+		VTEPMAC: netcfg.VTEPMAC(a.cfg.Underlay), ReadsSchema: store.Schema, PeerAPI: peerAPI,
 		Planes: model.NodePlanes{TCP: model.TCPNode{DirectPorts: a.cfg.DirectPorts, AnswersProbes: true}, Verbs: a.cfg.Verbs},
 	}, a.log)
 	if err != nil {
@@ -160,6 +165,9 @@ func (a *Agent) join(ctx context.Context) error {
 // setupKernel makes devices and loads programs. Devices first: the programs are compiled for them.
 func (a *Agent) setupKernel() (err error) {
 	a.stores = a.cfg.storeAddrs(a.log)
+	if a.peers.listener != nil {
+		a.stores = append(a.stores, netip.AddrPortFrom(a.cfg.Underlay, a.cfg.PeerPort))
+	}
 	a.devices, err = netcfg.SetupNode(netcfg.NodeConfig{
 		Underlay: a.self.Underlay, Prefixes: model.WithOverlay6(a.prefix6, a.self.Prefixes), Pool: a.pools(),
 		VNI: a.network.VNI, VXLANPort: a.network.VXLANPort, DirectPorts: a.self.Planes.TCP.DirectPorts,
@@ -189,7 +197,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		api.NewCollector(a))
 	var wg sync.WaitGroup
-	errs := make(chan error, len(a.planes)+4) // one of each that serves: nobody reads before all have ended
+	errs := make(chan error, len(a.planes)+5) // one of each that serves: nobody reads before all have ended
 	serve := func(what string, f func() error) {
 		wg.Go(func() {
 			defer cancel() // one that ends takes the others along
@@ -208,9 +216,11 @@ func (a *Agent) Run(ctx context.Context) error {
 	for _, p := range a.planes {
 		serve("plane "+p.Name(), func() error { return p.Run(ctx) })
 	}
-	serve("API", func() error {
-		return api.ServeOn(ctx, a.listener, api.NewHandler(a, registry, a.log))
-	})
+	handler := api.NewHandler(a, registry, a.log)
+	serve("API", func() error { return api.ServeOn(ctx, a.listener, handler) })
+	if a.peers.listener != nil {
+		serve("API for other agents", func() error { return api.ServeOn(ctx, a.peers.listener, api.ForPeers(handler)) })
+	}
 	if a.plugin != nil {
 		wg.Go(func() { a.docker.followAwaited(ctx) })
 		serve("Docker plugin", func() error { return api.ServeOn(ctx, a.plugin, dockernet.NewHandler(a, a.log)) })
@@ -227,7 +237,7 @@ func (a *Agent) Run(ctx context.Context) error {
 // Close gives up what Start opened. Programs, devices and kept listeners stay: connections live on.
 func (a *Agent) Close() error {
 	var errs []error
-	for _, l := range []net.Listener{a.listener, a.plugin} {
+	for _, l := range []net.Listener{a.listener, a.peers.listener, a.plugin} {
 		if l == nil {
 			continue
 		}

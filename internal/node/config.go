@@ -62,6 +62,8 @@ type Config struct {
 	StorePort uint16
 	// StoreNoSync lets the embedded etcd lose data in a crash of the machine. For labs.
 	StoreNoSync bool
+	// PeerPort is where other nodes' agents ask this one, on the underlay address. 0: nowhere.
+	PeerPort uint16
 	// TakeOver takes the node's name from an agent that holds it.
 	TakeOver bool
 	// ForgetAfter is how long a node may be offline and silent before it is removed from the
@@ -127,6 +129,9 @@ func (c Config) Validate() error {
 	}
 	if err := c.DirectPorts.Validate(); err != nil {
 		return fmt.Errorf("direct ports: %w", err)
+	}
+	if c.DirectPorts.Contains(c.PeerPort) || c.Store == EmbeddedStore && c.PeerPort == c.StorePort && c.PeerPort != 0 {
+		return fmt.Errorf("peer API's port %d: is one of the direct ports, or the embedded store's; choose another", c.PeerPort)
 	}
 	if err := c.Network.ID.Validate(); err != nil {
 		return err

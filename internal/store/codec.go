@@ -224,6 +224,11 @@ func validateNode(n model.Node) error {
 			return fmt.Errorf("node %s: vtep_mac %.40q: want a unicast address like 02:00:00:00:00:01", n.Name, n.VTEPMAC)
 		}
 	}
+	if at := n.PeerAPI; at != (model.PeerAPI{}) {
+		if err := at.Validate(); err != nil {
+			return fmt.Errorf("node %s: peer_api: %w", n.Name, err)
+		}
+	}
 	if card := n.Planes.Verbs.Card; card != nil {
 		if err := card.Validate(); err != nil {
 			return fmt.Errorf("node %s: planes.verbs.card: %w", n.Name, err)

@@ -44,7 +44,7 @@ type Node struct {
 const processesEnd = 10 * time.Second
 
 // stateFiles is all that agents make in their state directory. Nothing else is ever removed.
-var stateFiles = slices.Concat([]string{"holder.sock", "holder.sock.lock", "instance", "etcd", "trust", "join.pem"}, verbs.StateFiles, stacks.StateFiles(), queues.StateFiles)
+var stateFiles = slices.Concat([]string{"holder.sock", "holder.sock.lock", "instance", "etcd", "trust", "join.pem", "peer.pem"}, verbs.StateFiles, stacks.StateFiles(), queues.StateFiles)
 
 // socketFiles is what agents make beside their sockets' paths.
 const (

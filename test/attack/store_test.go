@@ -3,6 +3,7 @@ package attack
 import (
 	"context"
 	"crypto/tls"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -15,6 +16,7 @@ import (
 
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netns"
+	"heddle.dev/heddle/internal/peerapi"
 	"heddle.dev/heddle/internal/testutil"
 	"heddle.dev/heddle/internal/trust"
 	"heddle.dev/heddle/test/lab"
@@ -27,7 +29,19 @@ func init() {
 		attack{"connect to the store", model.ProtectStore, "n1", connectToStore("heddle")},
 		attack{"connect to the store from the container's own stack", model.ProtectStore, "n1", connectToStore("overlay")},
 		attack{"ask the store without a certificate", model.ProtectStoreCertificates, "n1", askStore},
+		attack{"ask an agent without the key of a node", model.ProtectPeerKeys, "n1", askAgent},
 	)
+}
+
+// askAgent asks n1's agent for its connections from the other node, as no agent of the network.
+func askAgent(t *testing.T) string {
+	at := fmt.Sprintf("https://%s:%d/v1/connections", lab.Address(t, "host", "n1/c1"), peerapi.DefaultPort)
+	if got, err := lab.TryInNode(t, "n2", "curl", "--insecure", "--silent", "--show-error", "--max-time", "60", at); err == nil {
+		return got
+	} else if !strings.Contains(got+err.Error(), "certificate") {
+		t.Errorf("neither answered nor asked for a certificate: %v: %s", err, got)
+	}
+	return ""
 }
 
 // connectToStore connects to the nodes' store from a container.

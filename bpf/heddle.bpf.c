@@ -2,6 +2,7 @@
 /* One object, so that all programs share one set of maps. A file that ends in .bpf.c has hooks,
  * programs that the kernel calls; headers have parts of them. Each file includes what it uses, so
  * these may be in any order. */
+#include "include/abi/flow_event.h"
 #include "include/abi/path.h"
 #include "include/abi/protection.h"
 #include "include/abi/reason.h"
@@ -38,6 +39,8 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 /* Types that only user space names in full: pointers to them keep them in the object's type
  * information, from which bpf2go makes the Go types. */
 const struct connection_record *type_connection_record __attribute__((unused));
+const struct flow_event *type_flow_event __attribute__((unused));
+const enum flow_event_kind *type_flow_event_kind __attribute__((unused));
 const struct socket_owner_record *type_socket_owner_record __attribute__((unused));
 const struct socket_record *type_socket_record __attribute__((unused));
 const struct syn_option *type_syn_option __attribute__((unused));

@@ -145,6 +145,14 @@ struct {
 	__uint(max_entries, 4096); /* bytes */
 } surplus SEC(".maps");
 
+/* What happens to connections: struct flow_event. Written by sock/flow_events.h, read by the agent.
+ * When it is full, what comes is lost, and counted. */
+#define FLOW_EVENTS_BYTES (2 << 20)
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, FLOW_EVENTS_BYTES);
+} flow_events SEC(".maps");
+
 /* Counts by enum heddle_reason. Written here, read by the agent. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);

@@ -11,7 +11,7 @@
 #include "include/protection.h"
 #include "include/route.h"
 #include "iter/pass.h"
-#include "iter/socket.h"
+#include "include/socket.h"
 #include "policy/decide.h"
 #include "policy/filter.h"
 #include "policy/flow_set.h"
@@ -41,6 +41,7 @@ int cut(struct bpf_iter__tcp *ctx)
 	tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
 	if (!tag || !is_forbidden(sk, tag))
 		return 0;
+	tag->reason = REASON_CUT_POLICY; /* its end is an event (sock/flow_events.h) */
 	ended = destroy(sk);
 	if (ended)
 		count(REASON_CUT_POLICY);
@@ -166,6 +167,7 @@ int cut_leaving(struct bpf_iter__tcp *ctx)
 	tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
 	if (!tag || tag->endpoint_id != leaving_endpoint)
 		return 0;
+	tag->reason = REASON_CUT_MIGRATED;
 	ended = destroy(sk);
 	if (ended)
 		count(REASON_CUT_MIGRATED);

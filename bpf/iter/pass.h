@@ -8,7 +8,7 @@
 #include "include/kernel_types.h"
 #include "include/payload.h"
 #include "include/tag.h"
-#include "iter/socket.h"
+#include "include/socket.h"
 #include "policy/decide.h"
 
 /* The endpoint that leaves this node. Set by the agent. */

@@ -9,7 +9,7 @@
 #include "include/kernel_types.h"
 #include "include/maps.h"
 #include "include/protection.h"
-#include "iter/socket.h"
+#include "include/socket.h"
 
 /* Lines end where the kernel ends those of sockets in TIME_WAIT: what follows of others, programs
  * do without. Neither the number of a line nor a timer is told: the one would count the sockets of

@@ -3,7 +3,7 @@
  * for each socket that was brought there. */
 
 #include "include/kernel_types.h"
-#include "iter/socket.h"
+#include "include/socket.h"
 #include "sock/stack_settings.h"
 
 /* What can be changed of a socket that is in use. */

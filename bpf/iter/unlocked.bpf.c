@@ -10,7 +10,7 @@
 #include "include/protection.h"
 #include "include/tag.h"
 #include "iter/pass.h"
-#include "iter/socket.h"
+#include "include/socket.h"
 #include "policy/filter.h"
 #include "sock/reserved_ports.h"
 

@@ -18,6 +18,7 @@
 #include "sock/account.h"
 #include "sock/congestion.h"
 #include "sock/context.h"
+#include "sock/flow_events.h"
 #include "sock/reserved_ports.h"
 #include "sock/socket_quota.h"
 #include "sock/stack_settings.h"
@@ -55,6 +56,9 @@ static __noinline void cut_accepted(struct bpf_sock_ops *ops, struct sock_tag *t
 	__u32 ifindex = config_divert_ifindex;
 	int one = 1;
 
+	if (!tag->reason) /* nothing else has cut it */
+		report_flow(ops, tag, FLOW_EVENT_DENIED, reason);
+	tag->reason = reason;
 	tag->flags |= TAG_LOCAL | TAG_REMOTE;
 	set_mapped(&tag->local, 0);
 	set_mapped(&tag->remote, 0);

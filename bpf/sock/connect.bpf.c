@@ -31,6 +31,7 @@
 #include "sock/connect_forbidden.h"
 #include "sock/connect_loopback.h"
 #include "sock/context.h"
+#include "sock/flow_events.h"
 #include "sock/listener.h"
 #include "sock/segments.h"
 #include "sock/service.h"
@@ -202,6 +203,10 @@ static __always_inline int connect_beyond(struct bpf_sock_addr *ctx, bool sk6, b
 	__u32 verdict;
 
 	verdict = has_policy() ? forbidden(ep, dst, bpf_ntohs((__u16)ctx->user_port)) : VERDICT_ALLOW;
+	if (verdict)
+		report_denied(ctx, tag, dst,
+		              verdict == VERDICT_REJECT ? REASON_REFUSE_POLICY_REJECTED
+		                                        : REASON_REFUSE_POLICY_DROPPED);
 	if (verdict == VERDICT_REJECT) {
 		count(REASON_REFUSE_POLICY_REJECTED);
 		return connect_refused(ctx, sk6, ipv6, tag);
@@ -340,6 +345,7 @@ static __always_inline int decide_connect4(struct bpf_sock_addr *ctx)
 	switch (to_backend(ctx, tag, &at)) {
 	case SERVICE_EMPTY:
 		count(REASON_REFUSE_NO_BACKEND);
+		report_denied(ctx, tag, &at, REASON_REFUSE_NO_BACKEND);
 		return connect_refused(ctx, false, false, tag);
 	case SERVICE_LOST:
 		return refuse(REASON_REFUSE_NO_STORAGE, ENOBUFS_);
@@ -390,6 +396,7 @@ static __always_inline int decide_connect6(struct bpf_sock_addr *ctx)
 	switch (to_backend(ctx, tag, &at)) {
 	case SERVICE_EMPTY:
 		count(REASON_REFUSE_NO_BACKEND);
+		report_denied(ctx, tag, &at, REASON_REFUSE_NO_BACKEND);
 		return connect_refused(ctx, true, !is_mapped(&at), tag);
 	case SERVICE_LOST:
 		return refuse(REASON_REFUSE_NO_STORAGE, ENOBUFS_);

@@ -20,6 +20,7 @@
 #include "sock/account.h"
 #include "sock/congestion.h"
 #include "sock/context.h"
+#include "sock/flow_events.h"
 #include "sock/portbind.h"
 #include "sock/reserved_ports.h"
 #include "sock/socket_quota.h"
@@ -97,6 +98,7 @@ static __always_inline bool now_forbidden(struct bpf_sock_ops *ops, struct sock_
 	tag->flags = (tag->flags & ~TAGS_OF_MARK) | TAG_DROPPED;
 	tag->path = PATH_NONE;
 	count(REASON_REFUSE_POLICY_LATE);
+	report_flow(ops, tag, FLOW_EVENT_DENIED, REASON_REFUSE_POLICY_LATE);
 	return true;
 }
 
@@ -116,6 +118,7 @@ static __always_inline bool is_forgotten(struct bpf_sock_ops *ops, struct sock_t
 	tag->flags = (tag->flags & ~TAGS_OF_MARK) | TAG_DROPPED;
 	tag->path = PATH_NONE;
 	count(REASON_REFUSE_UNKNOWN_ENDPOINT);
+	report_flow(ops, tag, FLOW_EVENT_DENIED, REASON_REFUSE_UNKNOWN_ENDPOINT);
 	return true;
 }
 
@@ -308,6 +311,7 @@ static __always_inline void state_changes(struct bpf_sock_ops *ops)
 	if (tcp) {
 		account_state(ops, tag, tcp);
 		uncount_unaccepted(ops, tag, tcp);
+		flow_ends(ops, tag);
 	}
 	port_state(ops, tag);
 }
@@ -332,6 +336,7 @@ static __always_inline void connected(struct bpf_sock_ops *ops)
 		account_opened(tag);
 		established_active(ops, tag);
 		set_window(ops, tag);
+		report_flow(ops, tag, FLOW_EVENT_OPENED, 0);
 	}
 	/* Only the SYN and its retransmissions carry the option. */
 	if (ops->bpf_sock_ops_cb_flags & BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG)
@@ -353,6 +358,8 @@ static __always_inline void accepted(struct bpf_sock_ops *ops)
 	else
 		established_passive(ops, tag, tcp);
 	set_window(ops, tag);
+	if (!(tag->flags & TAG_ACCEPTED && tag->reason)) /* cut_accepted has reported it */
+		report_flow(ops, tag, FLOW_EVENT_OPENED, 0);
 }
 
 /* Runs some ten times a connection, mostly for what is not asked for (the kernel's questions for

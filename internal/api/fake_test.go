@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"heddle.dev/heddle/internal/flow"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/plane/tcp/names"
 	"heddle.dev/heddle/internal/policy"
@@ -31,6 +32,9 @@ type fakeAgent struct {
 	edit      PolicyEdit
 	services  []model.Service
 	stackEdit StackEdit
+
+	flowRequests []FlowRequest
+	flowLines    []FlowLine
 }
 
 func newFakeAgent() *fakeAgent { return &fakeAgent{endpoints: map[string]model.Endpoint{}} }
@@ -61,6 +65,7 @@ func testStatus() Status {
 		Faults: []Fault{{Reason: FaultEndpoint, Endpoint: "n1/c1", Error: "no room", Since: started},
 			{Reason: FaultEndpoint, Endpoint: "n1/c2", Error: "no room", Since: started}, {Reason: FaultLimits, Error: "no device", Since: started}},
 		FaultReasons: FaultReasons,
+		Flows:        FlowStats{Counts: []FlowCount{{flow.Open, names.PathDirect, 7}, {flow.Deny, "", 3}}, Kept: 10, Followers: 2, Lost: 1},
 		Counters:     CountersOf(names.Reasons, func(i int) uint64 { return uint64(i) * 10 }),
 		Features: []Check{{Name: "bpf_btf", Status: CheckOK, Detail: "there"},
 			{Name: "bpf_lsm", Status: CheckDegraded, Detail: "EPERM", Cost: "a lock", Remedy: "another kernel"}},
@@ -172,6 +177,19 @@ func (a *fakeAgent) Connections(_ context.Context, f ConnectionFilter) ([]model.
 func testTraffic() model.Traffic {
 	return model.Traffic{Endpoint: 1, Name: "n1/c1", Opened: 7, Accepted: 6, Refused: 5, TimedOut: 4, Failed: 3, Closed: 12, Broken: 2,
 		Live: map[model.Path]uint64{names.PathDirect: 1}, BytesSent: 1001, BytesReceived: 1002, Retransmits: 9}
+}
+
+func (a *fakeAgent) Flows(_ context.Context, req FlowRequest, emit func(FlowLine) error) error {
+	a.mu.Lock()
+	a.flowRequests = append(a.flowRequests, req)
+	lines, err := a.flowLines, a.err
+	a.mu.Unlock()
+	for _, line := range lines {
+		if err := emit(line); err != nil {
+			return err
+		}
+	}
+	return err
 }
 
 func (a *fakeAgent) Traffic(context.Context) ([]model.Traffic, error) {

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"slices"
@@ -52,6 +53,11 @@ var (
 	policyUpdateDesc   = prometheus.NewDesc("heddle_policy_update_seconds", "How long the last change of policy took on this node.", nil, nil)
 	policyPairsDesc    = prometheus.NewDesc("heddle_policy_pairs", "Pairs of classes with a verdict of their own in this node's tables.", nil, nil)
 	policyCutDesc      = prometheus.NewDesc("heddle_policy_cut_total", "Live connections ended because a changed policy forbids them.", nil, nil)
+
+	flowsDesc         = prometheus.NewDesc("heddle_flows_total", "Events of connections, by event and path, as `heddle observe` shows them.", []string{"event", "path"}, nil)
+	flowsKeptDesc     = prometheus.NewDesc("heddle_flows_kept", "Events of connections in the agent's memory.", nil, nil)
+	flowFollowersDesc = prometheus.NewDesc("heddle_flow_followers", "Who follows the node's flows.", nil, nil)
+	flowsUnreadDesc   = prometheus.NewDesc("heddle_flows_unread_total", "Flows that a follower did not get because it read too slowly.", nil, nil)
 
 	faultsDesc = prometheus.NewDesc("heddle_faults",
 		"Things on this node that are not as they should be and are tried again, by reason.", []string{"reason"}, nil)
@@ -121,6 +127,7 @@ var descs = []*prometheus.Desc{
 	reasonDesc, endpointsDesc, peersDesc, directDesc, probesDesc, storeDesc, revisionDesc, listenersDesc, readersDesc, answeredDesc, continuedDesc, ioctlsDesc,
 	failedDesc, premadeDesc, batchesDesc, batchSocketsDesc, featureDesc, infoDesc, startedDesc, faultsDesc,
 	policiesDesc, policyRulesDesc, policyHealthyDesc, policyRevisionDesc, policyUpdateDesc, policyPairsDesc, policyCutDesc,
+	flowsDesc, flowsKeptDesc, flowFollowersDesc, flowsUnreadDesc,
 	openedDesc, acceptedDesc, connectFailedDesc, closedDesc, brokenDesc, liveDesc, socketsDesc, portsDesc, sentDesc, receivedDesc, retransmitsDesc,
 	rdmaRouterDesc, rdmaEndedDesc, rdmaObjectsDesc, rdmaLimitDesc, rdmaPairsDesc, rdmaMessagesDesc, rdmaSentDesc, rdmaReceivedDesc, rdmaErrorsDesc,
 	stackUpDesc, stackEndedDesc, stackDrainDesc, stackProcessorDesc, stackRetransmitsDesc, stackDroppedDesc, stackRefusedDesc, stackTenantsDesc, stackMemoryDesc,
@@ -185,6 +192,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(storeDesc, oneIf(st.Store.Healthy))
 	gauge(revisionDesc, float64(st.Store.Revision))
 	collectPolicy(st.Policy, gauge, counter)
+	collectFlows(st.Flows, gauge, counter)
 	faults := make(map[FaultReason]int)
 	for _, f := range st.Faults {
 		faults[f.Reason]++
@@ -229,6 +237,16 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 			ch <- prometheus.MustNewConstMetric(stackProcessorDesc, prometheus.CounterValue, m.Processor.Seconds(), string(m.Stack))
 		}
 	}
+}
+
+// collectFlows gives the metrics of flows.
+func collectFlows(f FlowStats, gauge func(*prometheus.Desc, float64, ...string), counter func(*prometheus.Desc, uint64, ...string)) {
+	for _, c := range f.Counts {
+		counter(flowsDesc, c.Count, string(c.Event), string(cmp.Or(c.Path, model.PathNone)))
+	}
+	gauge(flowsKeptDesc, float64(f.Kept))
+	gauge(flowFollowersDesc, float64(f.Followers))
+	counter(flowsUnreadDesc, f.Lost)
 }
 
 // collectStacks gives the metrics of stack modules. One that has not answered has few.

@@ -36,6 +36,8 @@ func TestMetrics(t *testing.T) {
 		`heddle_endpoint_closed_total{endpoint="n1/c1"} 12`, `heddle_endpoint_broken_total{endpoint="n1/c1"} 2`,
 		`heddle_endpoint_connections{endpoint="n1/c1",path="direct"} 1`, `heddle_endpoint_sent_bytes_total{endpoint="n1/c1"} 1001`,
 		`heddle_endpoint_received_bytes_total{endpoint="n1/c1"} 1002`, `heddle_endpoint_retransmits_total{endpoint="n1/c1"} 9`,
+		`heddle_flows_total{event="open",path="direct"} 7`, `heddle_flows_total{event="deny",path="none"} 3`,
+		"heddle_flows_kept 10", "heddle_flow_followers 2", "heddle_flows_unread_total 1",
 		"heddle_policies 3", "heddle_policy_rules 8", "heddle_policy_healthy 0", "heddle_policy_revision 16",
 		"heddle_policy_update_seconds 1.5", "heddle_policy_pairs 6", "heddle_policy_cut_total 11",
 		`heddle_faults{reason="endpoint_not_restored"} 2`, `heddle_faults{reason="limits_not_restored"} 1`, `heddle_faults{reason="limits_tighter"} 0`,

@@ -57,6 +57,10 @@ type Agent interface {
 	// Connections lists the live TCP sockets of this node's endpoints. ErrNotFound if the filter
 	// names an endpoint that is not there.
 	Connections(ctx context.Context, filter ConnectionFilter) ([]model.Connection, error)
+	// Flows gives emit the kept flows that the request's filter chooses, oldest first, and with
+	// Follow those that come until ctx ends. A filter of a path that the node does not have is
+	// CodeInvalid, one follower too many CodeExhausted. It ends when emit fails.
+	Flows(ctx context.Context, req FlowRequest, emit func(FlowLine) error) error
 	// Traffic reports what the sockets of each of this node's endpoints did.
 	Traffic(ctx context.Context) ([]model.Traffic, error)
 	// LabelEndpoint changes labels of a live endpoint; when it returns, this node enforces what
@@ -209,7 +213,8 @@ type Status struct {
 	Interception Interception      `json:"interception"`
 	Policy       Policy            `json:"policy"`
 	// Router is that of the verbs plane; nil if the agent has no such plane.
-	Router *Router `json:"router,omitempty"`
+	Router *Router   `json:"router,omitempty"`
+	Flows  FlowStats `json:"flows"`
 	// Counters has one entry for every reason that the planes declare, plane by plane.
 	Counters []Counter `json:"counters"`
 	// Faults are what is not as it should be on this node, and is tried again.

@@ -23,7 +23,8 @@ const (
 	KindRefusal  Kind = "refusal"  // a system call was refused
 	KindCut      Kind = "cut"      // a live connection was ended
 	KindMend     Kind = "mend"     // the agent put right what it found on the node
+	KindLost     Kind = "lost"     // something that is to be told was lost
 )
 
 // Kinds lists them, in the order in which they are shown.
-var Kinds = []Kind{KindPath, KindFallback, KindDrop, KindRefusal, KindCut, KindMend}
+var Kinds = []Kind{KindPath, KindFallback, KindDrop, KindRefusal, KindCut, KindMend, KindLost}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/flow"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
 	"heddle.dev/heddle/internal/plane"
@@ -33,8 +34,9 @@ type host struct {
 	devices netcfg.NodeDevices
 	stores  []netip.AddrPort // what containers are kept from
 	planes  plane.Set        // TCP's first
-	// setGroups is for planes.
+	// setGroups and observe are for planes.
 	setGroups plane.SetGroups
+	observe   func(flow.Observation)
 	traps     *trap.Server
 	keeper    trap.Keeper // nil: none
 

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"heddle.dev/heddle/internal/api"
@@ -47,6 +48,9 @@ type enforcer struct {
 	recut       chan struct{} // says that a cut failed and must be tried again
 
 	plain plainCut
+	// applying is the state that is being put in force, or was last: what ends by it is explained
+	// by it, before it is reported.
+	applying atomic.Pointer[policy.State]
 
 	mu       sync.RWMutex // guards what follows
 	state    *policy.State
@@ -121,6 +125,7 @@ func (e *enforcer) remove(id model.EndpointID) error {
 func (e *enforcer) enforce() (err error) {
 	began := time.Now()
 	state := e.nextSnapshot()
+	e.applying.Store(state)
 	change := e.compiler.Update(state)
 	if !e.inForce {
 		change = e.compiler.Whole()

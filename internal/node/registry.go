@@ -57,6 +57,14 @@ func (r *registry) named(name string) (model.Endpoint, bool) {
 	return e, ok
 }
 
+// withID gives the endpoint with an id.
+func (r *registry) withID(id model.EndpointID) (model.Endpoint, bool) {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	e, ok := r.byID[id]
+	return e, ok
+}
+
 // nameOf gives the name of an endpoint; "" if there is none with that id.
 func (r *registry) nameOf(id model.EndpointID) string {
 	r.mu.RLock()

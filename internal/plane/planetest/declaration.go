@@ -15,7 +15,7 @@ var label = regexp.MustCompile(`^[a-z][a-z0-9_]*$`)
 
 // prefixes are what names of reasons begin with, by kind, unless they begin with their plane's.
 var prefixes = map[model.Kind]string{
-	model.KindFallback: "fallback_", model.KindDrop: "drop_", model.KindRefusal: "refuse_", model.KindCut: "cut_", model.KindMend: "mend_",
+	model.KindFallback: "fallback_", model.KindDrop: "drop_", model.KindRefusal: "refuse_", model.KindCut: "cut_", model.KindMend: "mend_", model.KindLost: "lost_",
 }
 
 // CheckDeclaration fails a test if what the plane of that name declares is not complete, or its

@@ -17,6 +17,7 @@ import (
 	"sync/atomic"
 
 	"heddle.dev/heddle/internal/fdkeep"
+	"heddle.dev/heddle/internal/flow"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
 	"heddle.dev/heddle/internal/plane"
@@ -54,6 +55,8 @@ type Config struct {
 	KeeperExe string
 	Traps     plane.Traps
 	Faults    plane.Faults
+	// Observe is told of connections as they come and go. One goroutine calls it.
+	Observe func(flow.Observation)
 	// StacksChanged is that of plane.Host.
 	StacksChanged func()
 	Log           *slog.Logger
@@ -189,13 +192,18 @@ func (p *Plane) handleTraps() error {
 	return nil
 }
 
-// Run probes other nodes, ends what is above limits and follows passes that are stuck, until ctx
-// ends.
+// Run probes other nodes, ends what is above limits, follows passes that are stuck and tells of
+// connections, until ctx ends.
 func (p *Plane) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { p.runProbes(ctx) })
 	wg.Go(func() { p.endOverQuota(ctx) })
 	wg.Go(func() { p.followPasses(ctx) })
+	wg.Go(func() {
+		if err := p.datapath.FollowFlows(ctx, p.cfg.Observe); err != nil {
+			p.log.Error("flows are not observed", "err", err)
+		}
+	})
 	wg.Wait()
 	return nil
 }

@@ -159,6 +159,36 @@ type heddleFlow struct {
 	Ended     uint16
 }
 
+type heddleFlowEvent struct {
+	_             structs.HostLayout
+	Time          uint64
+	Cookie        uint64
+	BytesSent     uint64
+	BytesReceived uint64
+	Local         heddleAddress
+	Remote        heddleAddress
+	LocalPort     uint16
+	RemotePort    uint16
+	EndpointId    uint32
+	Retransmits   uint32
+	Rtt           uint32
+	Error         uint16
+	Kind          uint8
+	Path          uint8
+	Reason        uint8
+	Accepted      uint8
+	Pad           uint16
+}
+
+type heddleFlowEventKind uint32
+
+const (
+	heddleFlowEventKindFLOW_EVENT_OPENED heddleFlowEventKind = 0
+	heddleFlowEventKindFLOW_EVENT_ENDED  heddleFlowEventKind = 1
+	heddleFlowEventKindFLOW_EVENT_FAILED heddleFlowEventKind = 2
+	heddleFlowEventKindFLOW_EVENT_DENIED heddleFlowEventKind = 3
+)
+
 type heddleFlowId struct {
 	_        structs.HostLayout
 	From     heddleAddress
@@ -286,7 +316,8 @@ const (
 	heddleHeddleReasonREASON_CUT_STACK                  heddleHeddleReason = 72
 	heddleHeddleReasonREASON_REFUSE_STACK_SETTING       heddleHeddleReason = 73
 	heddleHeddleReasonREASON_FALLBACK_STACK_SETTING     heddleHeddleReason = 74
-	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 75
+	heddleHeddleReasonREASON_LOST_FLOW_EVENT            heddleHeddleReason = 75
+	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 76
 )
 
 type heddleHeddleVerdict uint32
@@ -634,6 +665,7 @@ const (
 	heddleMapEndpointByIfindex     = "endpoint_by_ifindex"
 	heddleMapFilterScratch         = "filter_scratch"
 	heddleMapFlowByWire            = "flow_by_wire"
+	heddleMapFlowEvents            = "flow_events"
 	heddleMapGroupByListener       = "group_by_listener"
 	heddleMapGroupsBySock          = "groups_by_sock"
 	heddleMapLimitByEndpoint       = "limit_by_endpoint"
@@ -739,6 +771,8 @@ const (
 	heddleVarTypeAdmissionFlags    = "type_admission_flags"
 	heddleVarTypeConnectionRecord  = "type_connection_record"
 	heddleVarTypeEndpointFlags     = "type_endpoint_flags"
+	heddleVarTypeFlowEvent         = "type_flow_event"
+	heddleVarTypeFlowEventKind     = "type_flow_event_kind"
 	heddleVarTypeHeddlePath        = "type_heddle_path"
 	heddleVarTypeHeddleProtection  = "type_heddle_protection"
 	heddleVarTypeHeddleReason      = "type_heddle_reason"
@@ -858,6 +892,7 @@ type heddleMapSpecs struct {
 	EndpointByIfindex   *ebpf.MapSpec `ebpf:"endpoint_by_ifindex"`
 	FilterScratch       *ebpf.MapSpec `ebpf:"filter_scratch"`
 	FlowByWire          *ebpf.MapSpec `ebpf:"flow_by_wire"`
+	FlowEvents          *ebpf.MapSpec `ebpf:"flow_events"`
 	GroupByListener     *ebpf.MapSpec `ebpf:"group_by_listener"`
 	GroupsBySock        *ebpf.MapSpec `ebpf:"groups_by_sock"`
 	LimitByEndpoint     *ebpf.MapSpec `ebpf:"limit_by_endpoint"`
@@ -927,6 +962,8 @@ type heddleVariableSpecs struct {
 	TypeAdmissionFlags    *ebpf.VariableSpec `ebpf:"type_admission_flags"`
 	TypeConnectionRecord  *ebpf.VariableSpec `ebpf:"type_connection_record"`
 	TypeEndpointFlags     *ebpf.VariableSpec `ebpf:"type_endpoint_flags"`
+	TypeFlowEvent         *ebpf.VariableSpec `ebpf:"type_flow_event"`
+	TypeFlowEventKind     *ebpf.VariableSpec `ebpf:"type_flow_event_kind"`
 	TypeHeddlePath        *ebpf.VariableSpec `ebpf:"type_heddle_path"`
 	TypeHeddleProtection  *ebpf.VariableSpec `ebpf:"type_heddle_protection"`
 	TypeHeddleReason      *ebpf.VariableSpec `ebpf:"type_heddle_reason"`
@@ -976,6 +1013,7 @@ type heddleMaps struct {
 	EndpointByIfindex   *ebpf.Map `ebpf:"endpoint_by_ifindex"`
 	FilterScratch       *ebpf.Map `ebpf:"filter_scratch"`
 	FlowByWire          *ebpf.Map `ebpf:"flow_by_wire"`
+	FlowEvents          *ebpf.Map `ebpf:"flow_events"`
 	GroupByListener     *ebpf.Map `ebpf:"group_by_listener"`
 	GroupsBySock        *ebpf.Map `ebpf:"groups_by_sock"`
 	LimitByEndpoint     *ebpf.Map `ebpf:"limit_by_endpoint"`
@@ -1022,6 +1060,7 @@ func (m *heddleMaps) Close() error {
 		m.EndpointByIfindex,
 		m.FilterScratch,
 		m.FlowByWire,
+		m.FlowEvents,
 		m.GroupByListener,
 		m.GroupsBySock,
 		m.LimitByEndpoint,
@@ -1092,6 +1131,8 @@ type heddleVariables struct {
 	TypeAdmissionFlags    *ebpf.Variable `ebpf:"type_admission_flags"`
 	TypeConnectionRecord  *ebpf.Variable `ebpf:"type_connection_record"`
 	TypeEndpointFlags     *ebpf.Variable `ebpf:"type_endpoint_flags"`
+	TypeFlowEvent         *ebpf.Variable `ebpf:"type_flow_event"`
+	TypeFlowEventKind     *ebpf.Variable `ebpf:"type_flow_event_kind"`
 	TypeHeddlePath        *ebpf.Variable `ebpf:"type_heddle_path"`
 	TypeHeddleProtection  *ebpf.Variable `ebpf:"type_heddle_protection"`
 	TypeHeddleReason      *ebpf.Variable `ebpf:"type_heddle_reason"`

@@ -154,6 +154,8 @@ var Reasons = []model.Reason{
 		Remedy: "nothing; or name the setting in the profile's `changeable`"},
 	{Name: "fallback_stack_setting", Kind: model.KindFallback, Help: "socket that the kernel did not give a setting of its endpoint's stack profile",
 		Remedy: "`heddle stack` says whether the node has the congestion control; a large segment size needs a connection that is not there yet"},
+	{Name: "lost_flow_event", Kind: model.KindLost, Help: "event of a connection that `heddle observe` does not have: the agent read too slowly",
+		Remedy: "nothing, if few; many: a flood of connections, or an agent that gets no processor time. Connections are not affected"},
 }
 
 // String gives the reason's name.

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Reading sockets in iterators. */
-#ifndef HEDDLE_ITER_SOCKET_H
-#define HEDDLE_ITER_SOCKET_H
+/* Reading sockets by the kernel's own structs. */
+#ifndef HEDDLE_SOCKET_H
+#define HEDDLE_SOCKET_H
 
 #include "include/address.h"
 #include "include/kernel_types.h"

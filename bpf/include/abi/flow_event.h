@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* What happened to a connection, as the programs tell the agent. */
+#ifndef HEDDLE_ABI_FLOW_EVENT_H
+#define HEDDLE_ABI_FLOW_EVENT_H
+
+#include <linux/types.h>
+#include "include/abi/address.h"
+
+enum flow_event_kind {
+	FLOW_EVENT_OPENED, /* a connection is established */
+	FLOW_EVENT_ENDED,  /* ... and is over */
+	FLOW_EVENT_FAILED, /* connect() came to none */
+	FLOW_EVENT_DENIED, /* it must not be: reason says why */
+};
+
+/* One record of flow_events. It is small, because the ring's memory is in nobody's cache. */
+struct flow_event {
+	__u64 time; /* ns of the monotonic clock */
+	__u64 cookie;
+	__u64 bytes_sent; /* acknowledged by the peer */
+	__u64 bytes_received;
+	struct address local; /* as the program sees them; of a connect that is denied all zero */
+	struct address remote;
+	__be16 local_port;
+	__be16 remote_port;
+	__u32 endpoint_id;
+	__u32 retransmits;
+	__u32 rtt;     /* smoothed, in us; 0: none was measured */
+	__u16 error;   /* errno by which the kernel ended it; 0: none */
+	__u8 kind;     /* enum flow_event_kind */
+	__u8 path;     /* enum heddle_path */
+	__u8 reason;   /* enum heddle_reason */
+	__u8 accepted; /* the peer opened the connection */
+	__u16 pad;
+};
+
+#endif

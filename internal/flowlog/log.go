@@ -1,0 +1,171 @@
+// Package flowlog keeps the latest flows of a node in memory and gives them to who follows. Whoever
+// reports waits for nobody: a follower that is too slow loses flows, which are counted.
+package flowlog
+
+import (
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"heddle.dev/heddle/internal/flow"
+	"heddle.dev/heddle/internal/model"
+)
+
+// Bounds of a log.
+const (
+	// Kept is how many flows are kept: some 8 MB.
+	Kept = 16384
+	// MaxFollowers is how many may follow at once.
+	MaxFollowers = 64
+	// backlog is how many flows wait for a follower.
+	backlog = 4096
+)
+
+// ErrFull says that as many follow as may.
+var ErrFull = errors.New("too many follow flows")
+
+// Kind is what flows are counted by: a few dozen, whatever containers do.
+type Kind struct {
+	Event flow.Event
+	Path  model.Path
+}
+
+// Log keeps flows. Any goroutine may call its methods; none waits for a follower.
+type Log struct {
+	mu        sync.Mutex // guards what follows
+	ring      []flow.Flow
+	size      int // of ring, when it is full
+	next      int // where the next one goes, in a full ring
+	counts    map[Kind]uint64
+	followers map[*Follower]struct{}
+	lost      uint64 // of followers that have ended
+}
+
+// New makes a log of size flows.
+func New(size int) *Log {
+	return &Log{size: size, counts: make(map[Kind]uint64), followers: make(map[*Follower]struct{})}
+}
+
+// Add keeps a flow, in place of the oldest if there are as many as are kept, and gives it to who
+// follows.
+func (l *Log) Add(f flow.Flow) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.counts[Kind{f.Event, f.Path}]++
+	if len(l.ring) < l.size {
+		l.ring = append(l.ring, f)
+	} else {
+		l.ring[l.next] = f
+		l.next = (l.next + 1) % l.size
+	}
+	var shared *flow.Flow // of all that follow it; who gets it does not write to it
+	for w := range l.followers {
+		if !w.filter.Match(&f) {
+			continue
+		}
+		if shared == nil {
+			c := f // on the heap only if somebody follows
+			shared = &c
+		}
+		select {
+		case w.flows <- shared:
+		default:
+			w.lost.Add(1)
+		}
+	}
+}
+
+// Recent gives the kept flows that a filter chooses, the oldest first. An error is a
+// *flow.FieldError.
+func (l *Log) Recent(filter flow.Filter, now time.Time) ([]flow.Flow, error) {
+	since, err := filter.Since.Start(now)
+	if err != nil {
+		return nil, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.recent(&filter, since), nil
+}
+
+// recent is called with mu held.
+func (l *Log) recent(filter *flow.Filter, since time.Time) (out []flow.Flow) {
+	for i := range l.ring {
+		f := &l.ring[(l.next+i)%len(l.ring)]
+		if !f.Time.Before(since) && filter.Match(f) {
+			out = append(out, *f)
+		}
+	}
+	if n := len(out) - filter.Last; filter.Last > 0 && n > 0 {
+		out = out[n:]
+	}
+	return out
+}
+
+// Follow gives what Recent does, and every flow after that. The follower is to be closed.
+func (l *Log) Follow(filter flow.Filter, now time.Time) ([]flow.Flow, *Follower, error) {
+	since, err := filter.Since.Start(now)
+	if err != nil {
+		return nil, nil, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.followers) >= MaxFollowers {
+		return nil, nil, ErrFull
+	}
+	w := &Follower{log: l, filter: filter, flows: make(chan *flow.Flow, backlog)}
+	l.followers[w] = struct{}{}
+	return l.recent(&filter, since), w, nil
+}
+
+// Stats is what a log has done.
+type Stats struct {
+	Counts    map[Kind]uint64
+	Kept      int
+	Followers int
+	// Lost counts flows that followers were too slow for.
+	Lost uint64
+}
+
+// Stats gives the counts; they never fall.
+func (l *Log) Stats() Stats {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := Stats{Counts: make(map[Kind]uint64, len(l.counts)), Kept: len(l.ring), Followers: len(l.followers), Lost: l.lost}
+	for k, n := range l.counts {
+		s.Counts[k] = n
+	}
+	for w := range l.followers {
+		s.Lost += w.lost.Load()
+	}
+	return s
+}
+
+// Follower hears of flows.
+type Follower struct {
+	log    *Log
+	filter flow.Filter
+	flows  chan *flow.Flow
+	lost   atomic.Uint64 // all that it was too slow for
+	told   uint64        // of these, those that Lost gave
+}
+
+// Flows gives them as they come. They are not to be written to.
+func (w *Follower) Flows() <-chan *flow.Flow { return w.flows }
+
+// Lost gives how many flows the follower was too slow for since it last asked. One goroutine at a
+// time calls it.
+func (w *Follower) Lost() uint64 {
+	all := w.lost.Load()
+	n := all - w.told
+	w.told = all
+	return n
+}
+
+// Close ends the following. It may be called once.
+func (w *Follower) Close() {
+	w.log.mu.Lock()
+	defer w.log.mu.Unlock()
+	delete(w.log.followers, w)
+	w.log.lost += w.lost.Load()
+}

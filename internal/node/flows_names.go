@@ -1,0 +1,75 @@
+package node
+
+import (
+	"net/netip"
+
+	"heddle.dev/heddle/internal/flow"
+	"heddle.dev/heddle/internal/model"
+)
+
+// directory finds endpoints and nodes by address. It follows states of the store, and touches only
+// what has changed. The zero directory knows nobody.
+type directory struct {
+	endpoints model.Endpoints
+	nodes     []model.Node
+	byAddr    map[netip.Addr]*model.Endpoint // into the groups, which nobody writes to
+	nodeAt    map[netip.Addr]string
+}
+
+// follow brings the directory to a state.
+func (d *directory) follow(endpoints model.Endpoints, nodes []model.Node, prefix6 netip.Prefix) {
+	if d.byAddr == nil {
+		d.byAddr, d.nodeAt = make(map[netip.Addr]*model.Endpoint), make(map[netip.Addr]string)
+	}
+	groups := endpoints.ChangedSince(d.endpoints)
+	// All that goes before all that comes: an endpoint may have moved.
+	for _, g := range groups {
+		for i := range g.Before {
+			for _, a := range g.Before[i].Addrs {
+				delete(d.byAddr, a)
+			}
+		}
+	}
+	for _, g := range groups {
+		for i := range g.After {
+			for _, a := range g.After[i].Addrs {
+				d.byAddr[a] = &g.After[i]
+			}
+		}
+	}
+	changes := model.ChangedNodes(d.nodes, nodes)
+	for _, c := range changes {
+		for _, a := range addrsOf(c.Before, prefix6) {
+			delete(d.nodeAt, a)
+		}
+	}
+	for _, c := range changes {
+		for _, a := range addrsOf(c.After, prefix6) {
+			d.nodeAt[a] = c.Name()
+		}
+	}
+	d.endpoints, d.nodes = endpoints, nodes
+}
+
+// addrsOf gives the addresses by which a node's own processes are known; none of nil.
+func addrsOf(n *model.Node, prefix6 netip.Prefix) []netip.Addr {
+	if n == nil {
+		return nil
+	}
+	out := []netip.Addr{n.Underlay}
+	for _, p := range model.WithOverlay6(prefix6, n.Prefixes) {
+		out = append(out, model.Gateway(p))
+	}
+	return out
+}
+
+// peer gives the end of a connection at an address.
+func (d *directory) peer(at netip.AddrPort) flow.Peer {
+	p := flow.Peer{Addr: at.Addr(), Port: at.Port()}
+	if e := d.byAddr[p.Addr]; e != nil {
+		p.Endpoint, p.Node, p.Labels = e.Name, e.Node, e.Labels
+	} else {
+		p.Node = d.nodeAt[p.Addr]
+	}
+	return p
+}

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/testutil"
 	"heddle.dev/heddle/test/lab"
 )
@@ -99,5 +100,48 @@ func TestContainerd(t *testing.T) {
 			t.Errorf("containers left on %s: %s", c.node, out)
 		}
 		sameNode(t, c.node, before[c.node])
+	}
+}
+
+// TestContainerdVerbs: containers of ctr, which has no annotations of a network's, have RDMA devices
+// with an endpoint made by hand; with ctr's own network, which it makes last, it says what is wrong.
+func TestContainerdVerbs(t *testing.T) {
+	lab.NeedPrograms(t, "containerd", "containerd", "ctr", "runc")
+	dirs, root := engineDirs(t, "n1", "n2"), verbsRoot(t)
+	wanted := []string{"--annotation", model.AnnotationVerbs + "=true", "--runc-binary", filepath.Join(filepath.Dir(lab.Bin), "heddle-runtime"), "--env", "PATH=/bin:/usr/bin"}
+	var ends []func()
+	in, addrs := map[string]func(...string) (string, string, error){}, map[string]string{}
+	for _, node := range []string{"n1", "n2"} {
+		c, name, unpacked := containerd(t, node, dirs[node]), "ctr-"+node, unpackArchive(t, dirs[node], root)
+		run := slices.Concat([]string{"run", "--rm", "--cgroup", "/" + engineCgroup() + "/" + node}, wanted)
+		c.mustRefuse("its network namespace is yet to be made", slices.Concat(run, []string{"--cni", "--annotation", "io.heddle.endpoint=@netns", "--rootfs", unpacked, "late", "true"})...)
+		space, addr := endpointByHand(t, node, name)
+		over, _ := startDaemon(t, "ctr run "+name, node, dirs[node], slices.Concat(c.command, run,
+			[]string{"--with-ns", "network:" + space, "--annotation", "io.heddle.endpoint=" + name, "--rootfs", unpacked, name}, stay)...)
+		testutil.Eventually(t, "container "+name+" to run", func() (bool, string) {
+			select {
+			case <-over:
+				t.Fatalf("container %s ended", name)
+			default:
+			}
+			out, stderr, err := c.try("task", "ls")
+			return err == nil && strings.Contains(out, "RUNNING"), out + stderr
+		})
+		execs := 0
+		addrs[node] = addr
+		in[node] = func(argv ...string) (string, string, error) {
+			execs++
+			return c.try(slices.Concat([]string{"task", "exec", "--exec-id", fmt.Sprint("run", execs), name}, argv)...)
+		}
+		ends = append(ends, func() {
+			c.must("task", "kill", "-s", "KILL", name)
+			<-over
+			lab.Heddle(t, "endpoints", "delete", name, "--node", node)
+		})
+	}
+	pingpong(t, addrs["n2"], in["n2"], in["n1"])
+	pingpong(t, addrs["n1"], in["n1"], in["n2"])
+	for _, end := range ends {
+		end()
 	}
 }

@@ -23,19 +23,27 @@ type verbsContainer struct {
 	addr       string
 }
 
-// start makes the endpoint on a node, in a network namespace of its own, and starts the container.
+// endpointByHand makes an endpoint on a node, in a network namespace of its own, whose path it gives
+// with the address.
+func endpointByHand(t *testing.T, node, name string) (path, addr string) {
+	t.Helper()
+	space := engineNetwork() + "-" + name + "-" + node
+	testutil.NoError(t, netns.Create(space))
+	t.Cleanup(func() { testutil.NoError(t, netns.Delete(space)) })
+	var e model.Endpoint
+	raw := lab.Heddle(t, "endpoints", "add", name, "--netns", netns.Path(space), "--lab", lab.Name, "--node", node, "--output", "json")
+	if err := json.Unmarshal([]byte(raw), &e); err != nil {
+		t.Fatalf("endpoints add: %v: %s", err, raw)
+	}
+	return netns.Path(space), e.Addrs[0].String()
+}
+
+// start makes the endpoint on a node, and starts the container.
 func (c *verbsContainer) start(node string) {
 	c.t.Helper()
-	space := engineNetwork() + "-" + c.name + "-" + node
-	testutil.NoError(c.t, netns.Create(space))
-	c.t.Cleanup(func() { testutil.NoError(c.t, netns.Delete(space)) })
-	var e model.Endpoint
-	raw := lab.Heddle(c.t, "endpoints", "add", c.name, "--netns", netns.Path(space), "--lab", lab.Name, "--node", node, "--output", "json")
-	if err := json.Unmarshal([]byte(raw), &e); err != nil {
-		c.t.Fatalf("endpoints add: %v: %s", err, raw)
-	}
-	c.node, c.addr = node, e.Addrs[0].String()
-	c.run = runBundle(c.t, node, c.dir, c.name, netns.Path(space), stay, func(s *specs.Spec) {
+	space, addr := endpointByHand(c.t, node, c.name)
+	c.node, c.addr = node, addr
+	c.run = runBundle(c.t, node, c.dir, c.name, space, stay, func(s *specs.Spec) {
 		s.Annotations[model.AnnotationVerbs] = "true"
 		s.Process.Env = []string{"PATH=/bin:/usr/bin"}
 	})

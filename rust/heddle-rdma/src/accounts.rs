@@ -8,7 +8,8 @@ use verbs_protocol::slots::Send;
 use verbs_protocol::statistics::{self, Path, REASONS, Reason, Traffic};
 
 use crate::cm::Id;
-use crate::objects::{Endpoint, Objects, Qp};
+use crate::endpoint::Endpoint;
+use crate::objects::{Objects, Qp};
 use crate::remote::is_atomic;
 
 /// What an endpoint has done since it is there.

@@ -13,12 +13,10 @@ use shared_ring::SharedMemory;
 use verbs_protocol::statistics::Reason;
 use verbs_protocol::wire::{Header, Kind};
 
-use crate::ibverbs::{
-    Completion, Completions, Device, EVENT_DEVICE_FATAL, EVENT_PORT_ERR, EVENT_QP_FATAL, Pair,
-    Port, Region, Remote,
-};
+use crate::endpoint::Quota;
+use crate::ibverbs::{Completion, Completions, Device, Pair, Port, Region, Remote};
 use crate::link::{GREETING_TIME, Phase};
-use crate::objects::{Objects, Quota, Source};
+use crate::objects::{Objects, Source};
 use crate::placing::{PLACES, Place};
 use crate::protection::{Protection, protects};
 use crate::remote::Broken;
@@ -41,13 +39,11 @@ const COMPLETIONS: u32 = (SENDS + RECEIVES + 2 + PLACES) as u32;
 const ALL_COMPLETIONS: u32 = 1 << 17;
 /// Batches of completions that are taken before others have their turn.
 const BATCHES: u32 = 8;
-/// Events of it that are taken before others have their turn.
-const EVENTS: u32 = 64;
 
 /// The card of the node.
 pub(crate) struct Card {
     pub(crate) device: Arc<Device>,
-    completions: Arc<Completions>,
+    pub(crate) completions: Arc<Completions>,
     pub(crate) port: Port,
     /// Pairs that it can have, and has.
     pub(crate) most: u64,
@@ -117,7 +113,7 @@ pub(crate) struct Carrier {
 }
 
 impl Carrier {
-    fn agreed(&self) -> bool {
+    pub(crate) fn agreed(&self) -> bool {
         self.probed && self.heard
     }
 
@@ -319,7 +315,7 @@ impl Objects {
     }
 
     /// The same, of which the peer hears.
-    fn refuse_card(&mut self, handle: u32, errno: u32) {
+    pub(crate) fn refuse_card(&mut self, handle: u32, errno: u32) {
         if let Some(link) = self.links.get_mut(handle) {
             link.say(&Header { status: errno, ..Header::new(Kind::CardReady) });
         }
@@ -558,66 +554,6 @@ impl Objects {
             self.take_in(handle);
         }
         self.after_bytes(handle);
-    }
-
-    /// The card tells that something has become of it.
-    pub(crate) fn card_changed(&mut self) {
-        for _ in 0..EVENTS {
-            let next = self.card.as_ref().and_then(|c| c.device.event());
-            let Some((event, number)) = next else { return };
-            if number != 0 && self.native_failed(number) {
-                continue;
-            }
-            if event == EVENT_QP_FATAL {
-                let Some(card) = &mut self.card else { return };
-                for handle in self.links.handles() {
-                    if let Some(carrier) = self.links.get_mut(handle).and_then(|l| l.card.as_mut())
-                        && carrier.pair.number() == number
-                    {
-                        carrier.broken = true;
-                        card.wake(handle, carrier);
-                    }
-                }
-                continue;
-            }
-            let gone = matches!(event, EVENT_PORT_ERR | EVENT_DEVICE_FATAL);
-            if let Some(card) = &mut self.card {
-                match card.device.port() {
-                    Ok(port) if !gone => card.port = port,
-                    _ => card.port.active = false,
-                }
-            }
-            if gone {
-                self.end_card_pairs(Reason::CardGone, |_| true);
-            }
-            if event == EVENT_DEVICE_FATAL {
-                self.lose_outside();
-            }
-            if event == EVENT_DEVICE_FATAL
-                && let Some(card) = self.card.take()
-            {
-                eprintln!("heddle-rdma: the card is gone");
-                self.epoll.remove(card.device.as_fd());
-                self.epoll.remove(card.completions.as_fd());
-            }
-        }
-    }
-
-    /// Ends what goes by the card, of some endpoints, and has what is not agreed go by TCP.
-    pub(crate) fn end_card_pairs(&mut self, reason: Reason, which: impl Fn(u32) -> bool) {
-        for handle in self.links.handles() {
-            let Some(link) = self.links.get(handle).filter(|l| which(l.endpoint)) else { continue };
-            let (endpoint, agreed) = (link.endpoint, link.card.as_ref().map(|c| c.agreed()));
-            match agreed {
-                Some(true) => {
-                    self.note(endpoint, reason);
-                    self.end_link(handle);
-                }
-                Some(false) => self.refuse_card(handle, libc::ENETDOWN.unsigned_abs()),
-                None => {}
-            }
-        }
-        self.notify();
     }
 }
 

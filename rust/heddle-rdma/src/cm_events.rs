@@ -8,8 +8,9 @@ use verbs_protocol::control::{EINVAL, Errno};
 
 use crate::cm::CHANNELS;
 use crate::commands::{Answer, answer};
+use crate::endpoint::Quota;
 use crate::events::EventSocket;
-use crate::objects::{Objects, Quota};
+use crate::objects::Objects;
 use crate::sys;
 use verbs_protocol::statistics::Reason;
 

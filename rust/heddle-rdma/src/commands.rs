@@ -10,10 +10,11 @@ use verbs_protocol::control::{EINVAL, EOPNOTSUPP, Errno, Request};
 use verbs_protocol::statistics::Reason;
 use verbs_protocol::{ibv, plain};
 
+use crate::endpoint::Quota;
 use crate::events::EventSocket;
 use crate::memory::{ACCESS_KNOWN, Mapped, Process, Region};
 use crate::multicast::MEMBERSHIPS;
-use crate::objects::{Ah, Channel, Memory, Objects, Pd, Quota, Source};
+use crate::objects::{Ah, Channel, Memory, Objects, Pd, Source};
 use crate::protection::{Protection, protects};
 use crate::sys;
 

@@ -9,8 +9,9 @@ use verbs_protocol::control::{self, Request};
 use verbs_protocol::plain;
 use verbs_protocol::statistics::Reason;
 
+use crate::endpoint::Quota;
 use crate::memory::Process;
-use crate::objects::{Context, Objects, Quota, Source, Unsent};
+use crate::objects::{Context, Objects, Source, Unsent};
 use crate::protection::{Protection, protects};
 use crate::sys;
 

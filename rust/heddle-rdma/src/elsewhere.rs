@@ -262,7 +262,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::objects::Endpoint;
+    use crate::endpoint::Endpoint;
     use crate::shards::Nudge;
     use crate::sys::{self, Epoll};
 

@@ -6,7 +6,8 @@ use verbs_protocol::agent::Message;
 use verbs_protocol::{ibv, statistics};
 use verbs_qp::State;
 
-use crate::objects::{Objects, Quota};
+use crate::endpoint::Quota;
+use crate::objects::Objects;
 
 impl Objects {
     /// Moves a queue pair to ERR: what is in its rings is flushed in its next turns.

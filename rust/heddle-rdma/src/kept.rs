@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use shared_ring::SharedMemory;
 
-use crate::objects::{Objects, Quota, Source};
+use crate::endpoint::Quota;
+use crate::objects::{Objects, Source};
 use crate::protection::{Protection, protects};
 use crate::sys::{self, Epoll};
 

@@ -17,17 +17,20 @@
 //! | `objects` | what there is, and quotas |
 //! | `events` | what programs are told |
 //! | `endings` | how queue pairs, contexts and endpoints end |
-//! | `requests` | turns of queue pairs: requests taken, waiting, completed |
+//! | `requests`, `completing` | turns of queue pairs: requests taken, waiting, completed |
 //! | `local` | requests whose peer is on this node |
 //! | `remote`, `responder` | requests between nodes |
 //! | `datagrams` | both, for UD |
 //! | `multicast` | groups of UD queue pairs |
 //! | `elsewhere` | members of groups at other routers |
-//! | `cm`, `cm_events`, `cm_groups`, `cm_link` | RDMA-CM: ids and commands, events, groups, talk |
+//! | `cm`, `cm_routes` | RDMA-CM: ids and commands, addresses and ways |
+//! | `cm_events`, `cm_groups`, `cm_link` | and events, groups, talk |
 //! | `connect` | connections between endpoints are asked for |
 //! | `card` | pairs whose bytes go by a card |
+//! | `card_loss` | and what becomes of them without |
 //! | `card_home` | where a peer's queue pair of the card may be |
-//! | `link` | they are greeted, matched, read, written and ended |
+//! | `greeting` | they are greeted and matched |
+//! | `link` | and read, written and ended |
 //! | `queues` | requests out of rings, completions into them |
 //! | `memory` | which bytes a key names, and how they are copied |
 //! | `holes` | memory is closed to holes before it is looked at |
@@ -45,18 +48,23 @@ mod bounce;
 mod bucket;
 mod card;
 mod card_home;
+mod card_loss;
 mod cm;
 mod cm_events;
 mod cm_groups;
 mod cm_link;
+mod cm_routes;
 mod commands;
+mod completing;
 mod connect;
 mod control;
 mod datagrams;
 mod direct;
 mod elsewhere;
 mod endings;
+mod endpoint;
 mod events;
+mod greeting;
 mod holes;
 mod ibverbs;
 mod kept;

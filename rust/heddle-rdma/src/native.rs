@@ -14,8 +14,9 @@ use verbs_protocol::statistics::Reason;
 use verbs_qp::State;
 
 use crate::bounce::{Bounce, No, Plan};
+use crate::endpoint::Quota;
 use crate::ibverbs::{Completion, Domain, Pair};
-use crate::objects::{Current, Objects, Quota};
+use crate::objects::{Current, Objects};
 use crate::outside::Again;
 use crate::requests::{QUANTUM, REQUEST_COST, Taken, Told, Turn, refusal};
 

@@ -15,11 +15,12 @@ use verbs_protocol::{Gid, abi, ibv};
 use verbs_qp::Service;
 
 use crate::commands::{MAX_RD_ATOMIC, gid_count, owns};
+use crate::endpoint::Endpoint;
 use crate::ibverbs::{Completions, Domain, Pair, Region};
 use crate::link::Timer;
 use crate::memory::Mapped;
 use crate::native::{Native, Phase, RECEIVES, SENDS};
-use crate::objects::{Endpoint, Objects, Source};
+use crate::objects::{Objects, Source};
 use crate::protection::{Protection, protects};
 use crate::sys;
 

@@ -11,7 +11,8 @@ use verbs_protocol::{abi, ibv, slots};
 use crate::commands::{
     Answer, EBUSY, ENOMEM, MAX_CQE, MAX_SGE, MAX_WR, answer, capacity, done, owns, size, usable,
 };
-use crate::objects::{Cq, Objects, Quota, Srq};
+use crate::endpoint::Quota;
+use crate::objects::{Cq, Objects, Srq};
 use crate::queues::{CompletionRing, ReceiveRing};
 
 impl Objects {

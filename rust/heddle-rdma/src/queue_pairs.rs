@@ -13,7 +13,8 @@ use crate::accounts::QpAccount;
 use crate::commands::{
     Answer, EBUSY, MAX_INLINE, MAX_SGE, MAX_WR, answer, capacity, done, owns, size, usable,
 };
-use crate::objects::{Capabilities, Objects, Qp, Quota};
+use crate::endpoint::Quota;
+use crate::objects::{Capabilities, Objects, Qp};
 use crate::queues::{ReceiveRing, SendRing};
 
 impl Objects {

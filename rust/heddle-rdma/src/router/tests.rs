@@ -1,6 +1,7 @@
 //! What may go on while a worker falls asleep.
 
 use super::*;
+use crate::endpoint::Endpoint;
 use crate::memory::Process;
 use crate::objects::Context;
 

@@ -58,6 +58,7 @@ help:
 	@echo "make bench-rdma  RDMA without a card by perftest, NetPIPE and MPI, with processor time, beside TCP and a copy, into docs/benchmarks/; wants a quiet machine (root; 8 minutes)"
 	@echo "make demo    two nodes on this machine, the main job in three modes, a table and a plot (root)"
 	@echo "make test    every test, without and with root (root)"
+	@echo "make test-ui  the page of 'heddle ui' in Debian's Chromium, which it installs (root; a minute)"
 	@echo "make test-lsm  the second lock, on security hooks, in an emulated machine with a kernel that takes it (root)"
 	@echo "make test-rdma-card  RDMA with a card, emulated, in two emulated machines (root)"
 	@echo "make test-vm  TCP of an emulated machine without a network device, by queues in shared memory (root; a minute)"
@@ -358,6 +359,12 @@ test-rdma-card: need-root machine build
 test-vm: need-root machine build lab-packages
 	$(call install,python3)
 	HEDDLE_KERNEL=$$(ls -d $(CURDIR)/$(OUT)/kernel/linux-image-*.deb) HEDDLE_BIN=$(CURDIR)/$(BIN) $(GO) test ./test/vm -count=1 -v -timeout 15m
+
+# A browser in front of the page of `heddle ui`: 124 MB of packages. PICTURES=1 makes those of docs/ anew.
+.PHONY: test-ui
+test-ui: need-root build test-packages
+	$(call install,chromium chromium-driver)
+	HEDDLE_BIN=$(CURDIR)/$(BIN) $(GO) test ./test/ui -count=1 -v -timeout 10m $(if $(PICTURES),-pictures $(CURDIR)/docs/howto/pictures)
 
 # The core scenarios on Debian's kernels: 6.1, and the newest that is to be had (docs/kernels.md). A quarter of an hour a kernel.
 KERNELS := linux-image-amd64 linux-image-6.12-amd64

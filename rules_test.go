@@ -57,6 +57,7 @@ var allowed = map[string][]string{
 	"internal/durable":             {},
 	"internal/agentpod":            {"internal/durable"},
 	"internal/peerapi":             {"internal/durable"},
+	"internal/ui":                  {"internal/api", "internal/policy"},
 	"internal/trust":               {"internal/durable"},
 	"internal/plane":               {"internal/api", "internal/netcfg", "internal/stack", "internal/trap"},
 	"internal/plane/planetest":     {"internal/api", "internal/netcfg", "internal/plane", "internal/stack", "internal/trap"},

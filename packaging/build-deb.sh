@@ -89,6 +89,7 @@ cp packaging/copyright "$doc/"
 			[ ! -f "$f" ] || { printf '=== %s %s: %s\n' "$crate" "$version" "${f##*/}" && cat "$f"; }
 		done
 	done >>"$out/tools/licenses"
+printf '=== uPlot: LICENSE\n' | cat - internal/ui/assets/vendor/LICENSE >>"$out/tools/licenses"
 gzip -9nc "$out/tools/licenses" >"$doc/third-party-licenses.gz"
 gzip -9nc CHANGELOG.md >"$doc/changelog.gz"
 cp -r README.md docs "$doc/"

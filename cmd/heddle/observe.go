@@ -95,7 +95,7 @@ With --json: a line for each, whose members docs/howto/observe.md lists.`,
 			if err != nil {
 				return err
 			}
-			from, err := f.find(api.DefaultSocket, labRunFolder)
+			from, err := f.findAll(cmd.Context(), api.DefaultSocket, labRunFolder)
 			if err != nil {
 				return err
 			}
@@ -107,7 +107,7 @@ With --json: a line for each, whose members docs/howto/observe.md lists.`,
 			return showFlows(cmd.Context(), from, filter, show)
 		},
 	}
-	f.agentFlags.register(cmd)
+	f.agentFlags.registerReading(cmd)
 	f.filterFlags.register(cmd.Flags())
 	cmd.Flags().BoolVarP(&f.follow, "follow", "f", false, "go on with those that come, until interrupted")
 	cmd.Flags().BoolVar(&f.json, "json", false, "print JSON lines")
@@ -154,6 +154,10 @@ func followFlows(ctx context.Context, from agents, filter flow.Filter, show *flo
 			if errors.Is(err, api.ErrNoAgent) {
 				err = fmt.Errorf("%w: %s", err, startHint)
 			}
+			if len(from.clients) > 1 && (errors.Is(err, api.ErrUnavailable) || errors.Is(err, errNoQuestions)) {
+				show.without(err)
+				return
+			}
 			stop(err) // one that ends takes the others along: what is shown would no longer be all
 		})
 	}
@@ -162,6 +166,16 @@ func followFlows(ctx context.Context, from agents, filter flow.Filter, show *flo
 		return nil // interrupted, as it should be
 	}
 	return context.Cause(following)
+}
+
+// errNoQuestions is what an agent that answers no others is told for.
+var errNoQuestions error = &api.Error{Code: api.CodeUnsupported}
+
+// without says of which node there are no flows, and why.
+func (p *flowPrinter) without(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	_, _ = fmt.Fprintf(p.warn, "heddle: %v\n", err) // those of the others matter more
 }
 
 // flowPrinter prints flows. Several goroutines may call line.

@@ -136,7 +136,7 @@ func (c *Client) Flows(ctx context.Context, req FlowRequest, emit func(FlowLine)
 	if req.Follow {
 		values.Set("follow", "true")
 	}
-	target := "http://agent/v1/flows"
+	target := "http://agent" + c.prefix + "/v1/flows"
 	if len(values) > 0 {
 		target += "?" + values.Encode()
 	}

@@ -11,7 +11,7 @@ import (
 )
 
 // PeerPaths are what agents answer each other: what they know, and nothing that changes anything.
-var PeerPaths = []string{"/v1/connections", "/v1/endpoints", "/v1/limits", "/v1/rdma", "/v1/services", "/v1/stacks", "/v1/status", "/v1/traffic"}
+var PeerPaths = []string{"/v1/connections", "/v1/endpoints", "/v1/flows", "/v1/limits", "/v1/rdma", "/v1/services", "/v1/stacks", "/v1/status", "/v1/traffic"}
 
 // ForPeers serves PeerPaths of handler, and nothing else of it.
 func ForPeers(handler http.Handler) http.Handler {

@@ -301,8 +301,9 @@ static __noinline bool asks_for_echo(struct __sk_buff *skb, struct filter_state 
 	return type == (ipv6 ? ICMPV6_ECHO : ICMP_ECHO);
 }
 
-/* A packet of which TCP's header was not read, or that is not TCP. */
-static __noinline __u32 decide_datagram(struct __sk_buff *skb, struct filter_state *s, bool ipv6, bool own)
+/* A packet of which TCP's header was not read, or that is not TCP. Not static for decide's
+ * reason. */
+__noinline __u32 decide_datagram(struct __sk_buff *skb, struct filter_state *s, bool ipv6, bool own)
 {
 	__be16 ports[2];
 	__u32 verdict;

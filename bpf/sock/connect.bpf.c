@@ -272,6 +272,33 @@ static __always_inline int connect_ipv6(struct bpf_sock_addr *ctx, struct sock_t
 	return connect_beyond(ctx, true, true, tag, ep, dst);
 }
 
+/* What the hooks lead to, in functions that are not static, so that the verifier looks at each
+ * once, and not once for all that is known where it is called. One for each family of sockets: see
+ * get_user_address. */
+__noinline int socket4_connects(struct bpf_sock_addr *ctx, struct sock_tag *tag, const struct endpoint *ep,
+                                __be32 dst, bool wild)
+{
+	return tag && ep ? connect_ipv4(ctx, false, tag, ep, dst, wild) : 0;
+}
+
+__noinline int socket6_connects_ipv4(struct bpf_sock_addr *ctx, struct sock_tag *tag,
+                                     const struct endpoint *ep, __be32 dst, bool wild)
+{
+	return tag && ep ? connect_ipv4(ctx, true, tag, ep, dst, wild) : 0;
+}
+
+__noinline int socket6_connects_ipv6(struct bpf_sock_addr *ctx, struct sock_tag *tag,
+                                     const struct endpoint *ep, const struct address *dst)
+{
+	return tag && ep && dst ? connect_ipv6(ctx, tag, ep, dst) : 0;
+}
+
+__noinline int socket6_connects_loopback(struct bpf_sock_addr *ctx, struct sock_tag *tag,
+                                         const struct endpoint *ep, bool wild)
+{
+	return tag && ep ? connect_loopback6(ctx, tag, ep, wild) : 0;
+}
+
 /* The tag of the caller's socket, cleared of what an earlier connect left. wild: it is bound to a
  * wildcard. */
 static __always_inline struct sock_tag *connecting(struct bpf_sock_addr *ctx, bool sk6, bool *wild)
@@ -354,7 +381,7 @@ static __always_inline int decide_connect4(struct bpf_sock_addr *ctx)
 		set_user_address(ctx, false, &at);
 		barrier();
 	}
-	return connect_ipv4(ctx, false, tag, ep, at.word[3], wild);
+	return socket4_connects(ctx, tag, ep, at.word[3], wild);
 }
 
 SEC("cgroup/connect4")
@@ -381,7 +408,7 @@ static __always_inline int decide_connect6(struct bpf_sock_addr *ctx)
 		if (!is_unspecified6(&at))
 			return refuse(REASON_REFUSE_IPV6_UNREACHABLE,
 			              is_loopback6(&at) || has_overlay6() ? EAFNOSUPPORT_ : ENETUNREACH_);
-		return connect_ipv4(ctx, true, tag, ep, LOOPBACK4, wild);
+		return socket6_connects_ipv4(ctx, tag, ep, LOOPBACK4, wild);
 	}
 	loopback = is_unspecified6(&at) || is_loopback6(&at);
 	switch (is_mapped(&at) ? DEVICE_LEADS : way_of_device(tag, ep, loopback)) {
@@ -392,7 +419,7 @@ static __always_inline int decide_connect6(struct bpf_sock_addr *ctx)
 		return connect_dropped(ctx, true, true, tag, ep, &at, REASON_REFUSE_DEVICE);
 	}
 	if (loopback)
-		return connect_loopback6(ctx, tag, ep, wild);
+		return socket6_connects_loopback(ctx, tag, ep, wild);
 	switch (to_backend(ctx, tag, &at)) {
 	case SERVICE_EMPTY:
 		count(REASON_REFUSE_NO_BACKEND);
@@ -406,10 +433,10 @@ static __always_inline int decide_connect6(struct bpf_sock_addr *ctx)
 		barrier();
 	}
 	if (!is_mapped(&at))
-		return connect_ipv6(ctx, tag, ep, &at);
+		return socket6_connects_ipv6(ctx, tag, ep, &at);
 	if (tag->flags & TAG_V6ONLY || (tag->flags & TAG_BOUND && tag->flags & TAG_BOUND6))
 		return refuse(REASON_REFUSE_IPV6_UNREACHABLE, ENETUNREACH_);
-	return connect_ipv4(ctx, true, tag, ep, at.word[3], wild);
+	return socket6_connects_ipv4(ctx, tag, ep, at.word[3], wild);
 }
 
 SEC("cgroup/connect6")

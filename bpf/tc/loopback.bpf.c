@@ -41,7 +41,7 @@ static __always_inline bool find_node_tuple(struct __sk_buff *skb, const struct 
 	k->daddr = node_address(ep, ipv6, p->ip.daddr);
 	k->sport = p->tcp.source;
 	k->dport = p->tcp.dest;
-	found = find_node_socket(skb, netns, k, is_syn(p), ep->id, false);
+	found = find_node_socket(skb, netns, k, ep->id, is_syn(p) ? FIND_FOR_SYN : 0);
 	if (found == NODE_SOCKET_CONNECTED)
 		return true;
 	/* Who is bound to a wildcard is at the overlay address, and so are connections with
@@ -50,7 +50,7 @@ static __always_inline bool find_node_tuple(struct __sk_buff *skb, const struct 
 	wild.daddr = own;
 	wild.sport = k->sport;
 	wild.dport = k->dport;
-	if (find_node_socket(skb, netns, &wild, false, ep->id, false) == NODE_SOCKET_CONNECTED) {
+	if (find_node_socket(skb, netns, &wild, ep->id, 0) == NODE_SOCKET_CONNECTED) {
 		*k = wild;
 		return true;
 	}

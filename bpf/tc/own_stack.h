@@ -54,17 +54,25 @@ static __always_inline int take_node_socket(struct __sk_buff *skb, struct bpf_so
 	return found;
 }
 
-/* The node socket for a packet k, by the kernel's own lookup. TIME_WAIT has no use for a SYN. */
-static __always_inline int find_node_socket(struct __sk_buff *skb, __u64 netns, const struct flow_key *k,
-                                            bool syn, __u32 owner, bool assign)
-{
-	struct bpf_sock *sk = lookup_in(skb, netns, k->saddr, k->sport, k->daddr, k->dport);
+/* How find_node_socket looks. */
+#define FIND_FOR_SYN 1
+#define FIND_ASSIGN  2 /* what it finds is given the packet */
 
-	if (sk && syn && sk->state == BPF_TCP_TIME_WAIT) {
+/* The node socket for a packet k, by the kernel's own lookup. TIME_WAIT has no use for a SYN. Not
+ * static, so that the verifier looks at it once. */
+__noinline int find_node_socket(struct __sk_buff *skb, __u64 netns, const struct flow_key *k, __u32 owner,
+                                __u32 how)
+{
+	struct bpf_sock *sk;
+
+	if (!k)
+		return NODE_SOCKET_NONE;
+	sk = lookup_in(skb, netns, k->saddr, k->sport, k->daddr, k->dport);
+	if (sk && how & FIND_FOR_SYN && sk->state == BPF_TCP_TIME_WAIT) {
 		bpf_sk_release(sk);
 		sk = lookup_in(skb, netns, k->saddr, 0, k->daddr, k->dport);
 	}
-	return take_node_socket(skb, sk, owner, 0, is_alias(k->daddr), assign);
+	return take_node_socket(skb, sk, owner, 0, is_alias(k->daddr), how & FIND_ASSIGN);
 }
 
 /* The listeners that are not at k's own destination: those at wildcards, and IPv6 ones. dst is the
@@ -113,22 +121,23 @@ static __always_inline int from_own_stack(struct __sk_buff *skb, const struct pa
 {
 	struct flow_key k = packet_tuple(p);
 	struct flow names = {};
-	int found;
+	int found, syn;
 
 	if (!self || kind != PACKET_TCP || p->ipv6 || !(self->flags & ENDPOINT_INTERCEPTED) ||
 	    !pod_names(self, k.saddr, k.daddr, &names))
 		return protects(PROTECT_LOOPBACK) ? drop(REASON_DROP_FORGED_LOOPBACK) : TC_ACT_OK;
-	if (is_syn(p) && end_pod_time_wait(skb))
+	syn = is_syn(p) ? FIND_FOR_SYN : 0;
+	if (syn && end_pod_time_wait(skb))
 		return TC_ACT_OK;
-	found = find_node_socket(skb, NODE_NETNS, &k, is_syn(p), self->id,
-	                         !(k.saddr & bpf_htonl(MIRROR_WILD)));
+	found = find_node_socket(skb, NODE_NETNS, &k, self->id,
+	                         k.saddr & bpf_htonl(MIRROR_WILD) ? syn : syn | FIND_ASSIGN);
 	if (k.saddr & bpf_htonl(MIRROR_WILD)) {
 		if (found == NODE_SOCKET_CONNECTED) {
-			found = find_node_socket(skb, NODE_NETNS, &k, is_syn(p), self->id, true);
+			found = find_node_socket(skb, NODE_NETNS, &k, self->id, syn | FIND_ASSIGN);
 		} else { /* the listener is at the alias, or at a wildcard: another one may have the overlay address */
 			k.saddr &= ~bpf_htonl(MIRROR_WILD);
 			k.daddr = node_address(self, names.ipv6, names.dst);
-			found = find_node_socket(skb, NODE_NETNS, &k, true, self->id, true);
+			found = find_node_socket(skb, NODE_NETNS, &k, self->id, FIND_FOR_SYN | FIND_ASSIGN);
 		}
 	}
 	if (!found)

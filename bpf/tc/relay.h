@@ -50,13 +50,17 @@ static __always_inline bool relay_taken(const struct flow_key *back, const struc
 }
 
 /* The source port of a new connection behind the relay: its own, unless another connection of the
- * same two addresses has it, by another direct port. 0 if none is found. */
-static __always_inline __be16 relay_port(const struct flow *flow, const struct flow_key *outer)
+ * same two addresses has it, by another direct port. 0 if none is found. Not static, so that the
+ * verifier looks at it once. */
+__noinline __u32 relay_port(const struct flow *flow, const struct flow_key *outer)
 {
-	__be16 port = outer->sport;
 	struct flow_key back;
+	__be16 port;
 	int i;
 
+	if (!flow || !outer)
+		return 0;
+	port = outer->sport;
 	for (i = 0; i < RELAY_PORT_TRIES; i++) {
 		back = relay_key(flow, port);
 		if (!relay_taken(&back, outer))

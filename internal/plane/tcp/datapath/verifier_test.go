@@ -22,7 +22,7 @@ import (
 // figures of this one.
 func TestVerifierWork(t *testing.T) {
 	testutil.NeedRoot(t, "loads BPF programs")
-	const most, mostOfOne = 330_000, 100_000
+	const most, mostOfOne = 300_000, 100_000
 	spec, err := loadHeddle()
 	if err != nil {
 		t.Fatal(err)

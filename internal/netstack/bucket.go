@@ -6,8 +6,9 @@ import (
 	"time"
 )
 
-// bucket hands out so many units a second, and no more than a twentieth of a second's at once. A
-// rate of 0 is no limit.
+// bucket hands out so many units a second, and no more than a fortieth of a second's at once, nor
+// less than what refill brings: who took a few bytes as they come would do nothing else. A rate of
+// 0 is no limit.
 type bucket struct {
 	mu    sync.Mutex
 	rate  float64
@@ -23,7 +24,7 @@ func (b *bucket) set(rate uint64, now time.Time) {
 		return
 	}
 	b.rate = float64(rate)
-	b.burst = max(b.rate/20, 1)
+	b.burst = max(b.rate/40, 1)
 	b.level, b.at = b.burst, now
 }
 
@@ -36,7 +37,10 @@ func (b *bucket) available(now time.Time) int {
 	}
 	b.level = min(b.burst, b.level+b.rate*now.Sub(b.at).Seconds())
 	b.at = now
-	return int(max(b.level, 0))
+	if b.level < max(b.rate*refill.Seconds(), 1) {
+		return 0
+	}
+	return int(b.level)
 }
 
 func (b *bucket) take(units int) {

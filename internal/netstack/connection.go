@@ -265,7 +265,7 @@ func (c *connection) push(budget *int) (throttled bool) {
 		if c.deaf {
 			to = io.Discard
 		} else if r.left = min(r.left, c.t.receive.available(time.Now())); r.left == 0 {
-			return c.unread() > 0
+			return true // also of an end that has come, which Read would tell
 		}
 		room := r.left
 		got, err := c.ep.Read(to, tcpip.ReadOptions{})

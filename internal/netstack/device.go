@@ -27,6 +27,8 @@ const (
 	gsoMax = packetMax - 255
 	// heldMost is how many bytes wait for a device that takes none.
 	heldMost = 8 << 20
+	// partsMost is how many parts one write takes: the kernel's UIO_MAXIOV.
+	partsMost = 1024
 
 	// Of struct virtio_net_hdr, <linux/virtio_net.h>.
 	vnetNeedsCsum, vnetDataValid = 1, 2
@@ -228,6 +230,9 @@ func (d *device) emit(parts [][]byte) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	err := error(unix.EAGAIN)
+	if len(parts) > partsMost { // as many writes of the program's are in it
+		parts = [][]byte{bytes.Join(parts, nil)}
+	}
 	if len(d.held) == 0 {
 		control := d.raw.Control(func(fd uintptr) { _, err = unix.Writev(int(fd), parts) })
 		err = cmp.Or(control, err)

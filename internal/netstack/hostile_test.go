@@ -1,6 +1,7 @@
 package netstack
 
 import (
+	"bytes"
 	"net"
 	"net/netip"
 	"os"
@@ -151,5 +152,26 @@ func TestForwarders(t *testing.T) {
 	}
 	if n := len(tn.forwarders); n > forwardersMost {
 		t.Errorf("%d forwarders are kept", n)
+	}
+}
+
+// TestPartsOfAPacket: a packet goes out that has more parts than the kernel takes at once, as it has
+// when the program has written few bytes at a time.
+func TestPartsOfAPacket(t *testing.T) {
+	one, two := pairOf(t, unix.SOCK_SEQPACKET)
+	defer unix.Close(two)
+	tn := &tenant{}
+	d, err := newDevice(tn, &protocol.Tenant{MTU: 1500}, one)
+	testutil.NoError(t, err)
+	defer d.file.Close()
+	parts := make([][]byte, partsMost+1)
+	for i := range parts {
+		parts[i] = []byte{byte(i), byte(i >> 8)}
+	}
+	d.emit(parts)
+	got := make([]byte, 2*len(parts)+1)
+	n, _, err := unix.Recvfrom(two, got, unix.MSG_DONTWAIT)
+	if want := bytes.Join(parts, nil); err != nil || !bytes.Equal(got[:max(n, 0)], want) {
+		t.Errorf("%d bytes of %d, %v", n, len(want), err)
 	}
 }

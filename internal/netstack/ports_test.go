@@ -129,6 +129,18 @@ func TestBucket(t *testing.T) {
 	if got < 2000 || got > 2050 {
 		t.Errorf("%d in two seconds, want 2000 to 2050", got)
 	}
+	var busy bucket
+	busy.set(1_000_000, begin)
+	busy.take(25_000)
+	// A few units are none.
+	for us, some := range map[int]bool{1990: false, 2010: true} {
+		if n := busy.available(begin.Add(time.Duration(us) * time.Microsecond)); n > 0 != some {
+			t.Errorf("%d after %d us", n, us)
+		}
+		busy.set(2_000_000, begin) // full again
+		busy.set(1_000_000, begin)
+		busy.take(25_000)
+	}
 	b.take(500)
 	for ms, some := range map[int]bool{2300: false, 2520: true} {
 		if n := b.available(begin.Add(time.Duration(ms) * time.Millisecond)); n > 0 != some {

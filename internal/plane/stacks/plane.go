@@ -85,6 +85,7 @@ type Plane struct {
 	mu      sync.Mutex                                 // guards the rest
 	choices map[model.EndpointID]stack.Choice          // of those whose profile says that a module runs their TCP
 	devices map[model.EndpointID]netcfg.EndpointDevice // of those that are attached
+	limits  map[model.EndpointID]model.Limits          // caps of what they send and receive
 	// tenants are those of both, and who were before and are still attached.
 	tenants map[model.EndpointID]*tenant
 	// retired is what was counted for attached endpoints that are tenants no more.
@@ -114,6 +115,7 @@ func Open(cfg Config) (*Plane, error) {
 	p := &Plane{
 		cfg: cfg, pairs: newPairs(), why: newReasons(), modules: newModules(),
 		tenants: map[model.EndpointID]*tenant{}, retired: map[model.EndpointID]model.Traffic{}, choices: map[model.EndpointID]stack.Choice{}, devices: map[model.EndpointID]netcfg.EndpointDevice{},
+		limits: map[model.EndpointID]model.Limits{},
 	}
 	p.ctx, p.stop = context.WithCancel(context.Background())
 	p.ids.Store(uint64(time.Now().UnixNano())) // ids are not given again by a later agent

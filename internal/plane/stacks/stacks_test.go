@@ -271,8 +271,9 @@ func (f *faults) Has(r api.FaultReason) bool { _, has := f.Load(string(r)); retu
 type played struct {
 	*testing.T
 	listener *net.UnixListener
-	said     chan protocol.Head // what it was told
-	known    bool               // the tenant
+	said     chan protocol.Head   // what it was told
+	limits   chan protocol.Limits // of tenants
+	known    bool                 // the tenant
 }
 
 func play(t *testing.T, path string, known bool) *played {
@@ -280,7 +281,7 @@ func play(t *testing.T, path string, known bool) *played {
 	_ = os.Remove(path)
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
 	testutil.NoError(t, err)
-	p := &played{t, l, make(chan protocol.Head, 64), known}
+	p := &played{t, l, make(chan protocol.Head, 64), make(chan protocol.Limits, 64), known}
 	go p.run()
 	return p
 }
@@ -311,6 +312,9 @@ func (p *played) run() {
 		case protocol.TypeBegin, protocol.TypeEnd:
 			continue
 		case protocol.TypeTenant:
+			if m, err := protocol.Parse[protocol.Tenant](b[:n]); err == nil {
+				p.limits <- m.Limits
+			}
 			if !p.known && ctl == 0 {
 				h.Error = int32(unix.ENODEV)
 			}

@@ -123,7 +123,7 @@ func (t *tenant) head(kind uint32, id uint64) protocol.Head {
 func (t *tenant) owns(n *note) bool { return n.Tenant == t.number() && n.Generation == t.generation() }
 
 // message is TENANT.
-func (t *tenant) message(dev netcfg.StackDevice) protocol.Tenant {
+func (t *tenant) message(dev netcfg.StackDevice, caps model.Limits) protocol.Tenant {
 	m := protocol.Tenant{
 		Head: t.head(protocol.TypeTenant, 0), Generation: t.generation(), Link: protocol.LinkEthernet, Offloads: 1, MTU: uint32(dev.MTU),
 	}
@@ -136,6 +136,7 @@ func (t *tenant) message(dev netcfg.StackDevice) protocol.Tenant {
 	t.mu.Lock()
 	m.Options, m.Limits = toldOf(t.settings)
 	t.mu.Unlock()
+	m.Limits.SendRate, m.Limits.ReceiveRate = pace(caps.Egress), pace(caps.Ingress)
 	copy(m.MAC[:], dev.MAC)
 	copy(m.Gateway[:], dev.Gateway)
 	copy(m.Name[:], t.Name)
@@ -149,7 +150,7 @@ func (p *Plane) introduce(ctx context.Context, l *link, t *tenant) error {
 	if err != nil {
 		return err
 	}
-	m := t.message(dev)
+	m := t.message(dev, p.capsOf(t.ID))
 	_, _, err = request[protocol.Tenant, protocol.Plain](ctx, l, &m, &m.Head, -1)
 	if !errors.Is(err, unix.ENODEV) {
 		return err
@@ -159,7 +160,7 @@ func (p *Plane) introduce(ctx context.Context, l *link, t *tenant) error {
 		return err
 	}
 	defer file.Close() // the module has its own
-	m = t.message(made)
+	m = t.message(made, p.capsOf(t.ID))
 	_, _, err = request[protocol.Tenant, protocol.Plain](ctx, l, &m, &m.Head, int(file.Fd()))
 	return err
 }

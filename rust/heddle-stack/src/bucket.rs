@@ -5,7 +5,8 @@ use smoltcp::time::Instant;
 /// The largest rate there is: what a second gives is a number of 64 bits.
 const RATE_MAX: i64 = 1 << 40;
 
-/// Hands out so many units a second, and no more than a twentieth of a second's at once.
+/// Hands out so many units a second, and no more than a fortieth of a second's at once, nor less
+/// than a five hundredth's: who took a few bytes as they come would do nothing else.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bucket {
     rate: i64,
@@ -21,7 +22,7 @@ impl Bucket {
     /// A rate of 0 is no limit.
     pub(crate) fn new(rate: u64, now: Instant) -> Self {
         let rate = i64::try_from(rate).unwrap_or(RATE_MAX).min(RATE_MAX);
-        let burst = (rate / 20).max(1);
+        let burst = (rate / 40).max(1);
         Self { rate, burst, level: burst * MICRO, at: now }
     }
 
@@ -34,7 +35,8 @@ impl Bucket {
         let passed = i64::try_from(passed).unwrap_or(MICRO).min(MICRO);
         self.at = now;
         self.level = (self.level + passed * self.rate).min(self.burst * MICRO);
-        usize::try_from(self.level / MICRO).unwrap_or(0)
+        let level = self.level / MICRO;
+        usize::try_from(if level < (self.rate / 500).max(1) { 0 } else { level }).unwrap_or(0)
     }
 
     pub(crate) fn take(&mut self, units: usize) {
@@ -59,6 +61,11 @@ mod tests {
             got += n;
         }
         assert!((2000..=2050).contains(&got), "{got}");
+        // A few units are none.
+        let mut busy = Bucket::new(1_000_000, Instant::from_micros(0));
+        busy.take(25_000);
+        assert_eq!(busy.available(Instant::from_micros(1999)), 0);
+        assert_eq!(busy.available(Instant::from_micros(2000)), 2000);
         // Who takes more than there is waits for longer.
         bucket.take(500);
         assert_eq!(bucket.available(Instant::from_millis(2300)), 0);

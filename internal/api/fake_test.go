@@ -192,6 +192,10 @@ func (a *fakeAgent) Flows(_ context.Context, req FlowRequest, emit func(FlowLine
 	return err
 }
 
+func (a *fakeAgent) Trace(_ context.Context, req TraceRequest) (Trace, error) {
+	return Trace{Policy: Explanation{Verdict: "allow"}, Steps: []TraceStep{{Name: "connect", Took: time.Millisecond, Error: req.To}}, Flow: &flow.Flow{Event: flow.Fail}}, a.err
+}
+
 func (a *fakeAgent) Traffic(context.Context) ([]model.Traffic, error) {
 	return []model.Traffic{testTraffic()}, a.err
 }

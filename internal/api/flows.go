@@ -174,18 +174,20 @@ func (c *Client) Flows(ctx context.Context, req FlowRequest, emit func(FlowLine)
 	return nil
 }
 
-// noFlows says why there are none.
+// noFlows says why there are none. What an earlier version answers about a path that it does not
+// know is an error object to a client of its own, and none to another agent.
 func (c *Client) noFlows(resp *http.Response) error {
 	body, err := io.ReadAll(io.LimitReader(resp.Body, MaxRequestBytes))
 	if err == nil {
 		err = decodeError(resp.StatusCode, body)
 	}
-	if errors.Is(err, ErrNotFound) {
+	var said *Error
+	object := errors.As(err, &said)
+	if resp.StatusCode == http.StatusNotFound && object == (c.prefix == "") {
 		return &Error{Code: CodeUnsupported, Message: fmt.Sprintf("the agent at %s is of a version that tells of no flows", c.socketPath),
 			Remedy: "replace it by one of this version"}
 	}
-	var said *Error
-	if errors.As(err, &said) {
+	if object {
 		return err
 	}
 	return fmt.Errorf("agent at %s: %w", c.socketPath, err)

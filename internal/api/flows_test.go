@@ -99,3 +99,20 @@ func TestOldAgentHasNoFlows(t *testing.T) {
 		t.Errorf("an old agent: %v", err)
 	}
 }
+
+func TestTrace(t *testing.T) {
+	c := serve(t, newFakeAgent())
+	got, err := c.Trace(t.Context(), TraceRequest{From: "n1/c1", To: "10.244.1.3", Port: 80})
+	if err != nil || got.Policy.Verdict != "allow" || len(got.Steps) != 1 || got.Steps[0].Error != "10.244.1.3" || got.Flow == nil || got.Flow.Event != flow.Fail {
+		t.Errorf("%+v, %v", got, err)
+	}
+	h := NewHandler(newFakeAgent(), nil, slog.New(slog.DiscardHandler))
+	for body, field := range map[string]string{
+		`{"to":"b","port":80}`: "from", `{"from":"a","port":80}`: "to", `{"from":"a","to":"b"}`: "port", `{"from":"a","to":"b","port":65536}`: "port",
+		`{"from":"a","to":"b","port":80,"send":1}`: "send",
+	} {
+		if status, text := rawRequest(h, http.MethodPost, "/v1/trace", body); status != http.StatusBadRequest || !strings.Contains(text, `"field":"`+field+`"`) {
+			t.Errorf("%s: %d %s, want the field %s", body, status, text, field)
+		}
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"slices"
+	"time"
 
 	"heddle.dev/heddle/internal/model"
 )
@@ -41,6 +42,9 @@ func (s *server) askNode(w http.ResponseWriter, r *http.Request) error {
 		return fmt.Errorf("ask node %s: %w", name, err)
 	}
 	defer func() { _ = answer.Body.Close() }() // what was read of it has been passed on
+	// The server's own limit is for requests, and this one has been read: flows that are followed
+	// last longer.
+	_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
 	w.Header().Set("Content-Type", answer.Header.Get("Content-Type"))
 	w.WriteHeader(answer.StatusCode)
 	if _, err := io.Copy(flushed{http.NewResponseController(w), w}, answer.Body); err != nil {

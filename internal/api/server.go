@@ -64,6 +64,7 @@ func NewHandler(agent Agent, registry *prometheus.Registry, log *slog.Logger) ht
 	s.handle("/v1/nodes/{name}/{target...}", methods{http.MethodGet: s.askNode})
 	s.handle("/v1/connections", methods{http.MethodGet: s.connections})
 	s.handle("/v1/flows", methods{http.MethodGet: s.flows})
+	s.handle("/v1/trace", methods{http.MethodPost: s.trace})
 	s.handle("/v1/traffic", methods{http.MethodGet: s.traffic})
 	metrics := promhttp.HandlerFor(registry, promhttp.HandlerOpts{
 		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn),

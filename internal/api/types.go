@@ -61,6 +61,10 @@ type Agent interface {
 	// Follow those that come until ctx ends. A filter of a path that the node does not have is
 	// CodeInvalid, one follower too many CodeExhausted. It ends when emit fails.
 	Flows(ctx context.Context, req FlowRequest, emit func(FlowLine) error) error
+	// Trace makes a TCP connection in the name of an endpoint of this node, ends it at once, and
+	// says what became of it and why. ErrNotFound if there is no such endpoint, or destination;
+	// CodeUnsupported if the endpoint is not intercepted.
+	Trace(ctx context.Context, req TraceRequest) (Trace, error)
 	// Traffic reports what the sockets of each of this node's endpoints did.
 	Traffic(ctx context.Context) ([]model.Traffic, error)
 	// LabelEndpoint changes labels of a live endpoint; when it returns, this node enforces what

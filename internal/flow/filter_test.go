@@ -75,7 +75,6 @@ func TestMeaningless(t *testing.T) {
 		"from=":                      "from",
 		"from=10.0.0.1/8":            "from",
 		"from=10.0.0.256":            "from",
-		"from=12":                    "from",
 		"to=fe80::1%25eth0":          "to",
 		"to=a%20b":                   "to",
 		"to=%ff":                     "to",

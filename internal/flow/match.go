@@ -63,7 +63,7 @@ func parsePeer(key, value string) (PeerMatch, error) {
 }
 
 // numeric is what wants to be an address, and is none, if netip does not take it.
-var numeric = regexp.MustCompile(`^([0-9]+\.)+[0-9]+(/[0-9]*)?$|^[0-9a-fA-F]*:[0-9a-fA-F:.]*(/[0-9]*)?$|^[0-9]+$`)
+var numeric = regexp.MustCompile(`^([0-9]+\.)+[0-9]+(/[0-9]*)?$|^[0-9a-fA-F]*:[0-9a-fA-F:.]*(/[0-9]*)?$`)
 
 // isText reports whether s can be part of a name.
 func isText(s string) bool {

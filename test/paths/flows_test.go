@@ -95,6 +95,9 @@ func TestFlows(t *testing.T) {
 		o.server.Must(`c.close()`)
 		list := expectFlows(t, o.port, "n1 from open n1/c1>n2/c1 direct", "n2 to open n1/c1>n2/c1 direct",
 			"n1 from end n1/c1>n2/c1 direct 1000/300", "n2 to end n1/c1>n2/c1 direct 1000/300")
+		if all := observe(t, o.port, "--all-nodes"); len(all) != len(list) {
+			t.Errorf("by way of one agent %d flows of all nodes, want %d", len(all), len(list))
+		}
 		for _, f := range list {
 			if f.From.Addr.String() != lab.Address(t, "heddle", "n1/c1") || f.To.Addr.String() != o.target || f.From.Port == 0 || f.From.Port != list[0].From.Port {
 				t.Errorf("%s is from %v to %v", flowText(f), f.From, f.To)
@@ -171,10 +174,16 @@ func TestObserveFollows(t *testing.T) {
 	lab.AwaitPath(t, "n1", model.PeerProven)
 	o, other := startObserved(t), startObserved(t)
 	p := lab.StartCommand(t, "observe", exec.Command(lab.Bin, "observe", "--follow", "--lab", lab.Name, "--node", "n1", "--to", "n2/*", "--port", fmt.Sprint(o.port)))
+	both := lab.StartCommand(t, "observe all nodes", exec.Command(lab.Bin, "observe", "--follow", "--lab", lab.Name, "--all-nodes", "--event", "open", "--port", fmt.Sprint(o.port)))
 	p.WaitFor("WHY")
+	both.WaitFor("WHY")
 	other.open(`connect(4, %q, %d)`)
 	o.open(`connect(4, %q, %d)`)
 	p.WaitFor("open")
+	testutil.EventuallyTrue(t, "both nodes to tell of it", func() bool {
+		out := both.Output()
+		return strings.Contains(out, "  n1  ") && strings.Contains(out, "  n2  ")
+	})
 	o.client.Must(`s.close()`)
 	o.server.Must(`c.close()`)
 	p.WaitFor("end")

@@ -1,0 +1,267 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/model"
+)
+
+// topFlags are those of `heddle top`.
+type topFlags struct {
+	agentFlags
+	interval time.Duration
+	rows     int
+}
+
+func newTopCmd() *cobra.Command {
+	var f topFlags
+	cmd := &cobra.Command{
+		Use:   "top",
+		Short: "Show the busiest connections, containers and nodes",
+		Long: `Shows what went over connections, containers and nodes within an interval, the busiest first: on a terminal
+again and again until it is interrupted, else once. A connection that both ends are asked about is one row. What opened
+and ended within the interval is in the rows of containers and nodes alone.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if f.interval < minTopInterval || f.interval > time.Hour {
+				return fmt.Errorf("--interval %s: want %s to 1h", f.interval, minTopInterval)
+			}
+			if f.rows < 1 {
+				return fmt.Errorf("--rows %d: want at least 1", f.rows)
+			}
+			from, err := f.findAll(cmd.Context(), api.DefaultSocket, labRunFolder)
+			if err != nil {
+				return err
+			}
+			return f.run(cmd.Context(), from, cmd.OutOrStdout())
+		},
+	}
+	f.registerReading(cmd)
+	cmd.Flags().DurationVar(&f.interval, "interval", time.Second, "how long is compared")
+	cmd.Flags().IntVarP(&f.rows, "rows", "n", 10, "how many rows of each kind")
+	return cmd
+}
+
+// minTopInterval keeps the question from being most of the traffic.
+const minTopInterval = 100 * time.Millisecond
+
+// run shows one difference after the other, or one.
+func (f *topFlags) run(ctx context.Context, from agents, out io.Writer) error {
+	again := false
+	if file, ok := out.(*os.File); ok && f.output == tableOutput {
+		_, err := unix.IoctlGetTermios(int(file.Fd()), unix.TCGETS)
+		again = err == nil
+	}
+	before, err := takeSample(ctx, from)
+	if err != nil && len(before.nodes) == 0 {
+		return err
+	}
+	tick := time.NewTicker(f.interval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil // interrupted, as it should be
+		case <-tick.C:
+		}
+		now, err := takeSample(ctx, from)
+		if err != nil && (len(now.nodes) == 0 || !again) {
+			return err
+		}
+		load := now.since(before)
+		var text strings.Builder
+		if f.output == jsonOutput {
+			return printJSON(out, load)
+		}
+		if err := printLoad(&text, load, f.rows); err != nil {
+			return err
+		}
+		if !again {
+			_, err := io.WriteString(out, text.String())
+			return err
+		}
+		if err != nil {
+			fmt.Fprintf(&text, "\n%v\n", err)
+		}
+		// From the top left corner on, each line to its end, and what is below.
+		if _, err := fmt.Fprint(out, "\x1b[H"+strings.ReplaceAll(text.String(), "\n", "\x1b[K\n")+"\x1b[J"); err != nil {
+			return err
+		}
+		before = now
+	}
+}
+
+// sample is what was counted at a moment.
+type sample struct {
+	at          time.Time
+	names       map[netip.Addr]string
+	connections map[[2]netip.AddrPort]topConnection // by their ends, in order
+	containers  map[string]topRow                   // by node and name
+	nodes       map[string]topRow
+}
+
+// topRow is what something carried; in a load, a second.
+type topRow struct {
+	Node          string `json:"node"`
+	Name          string `json:"name,omitempty"`
+	Live          uint64 `json:"live"`
+	Opened        uint64 `json:"opened"`
+	BytesSent     uint64 `json:"bytes_sent"`
+	BytesReceived uint64 `json:"bytes_received"`
+	Retransmits   uint64 `json:"retransmits"`
+}
+
+func (r topRow) bytes() uint64 { return r.BytesSent + r.BytesReceived }
+
+// topConnection is a connection as one of its ends has it.
+type topConnection struct {
+	topRow
+	Local  netip.AddrPort `json:"local"`
+	Remote netip.AddrPort `json:"remote"`
+	Peer   string         `json:"peer,omitempty"` // the name of the other end
+	Path   model.Path     `json:"path"`
+}
+
+// load is the difference of two samples, a second; the busiest first.
+type load struct {
+	Connections []topConnection `json:"connections"`
+	Containers  []topRow        `json:"containers"`
+	Nodes       []topRow        `json:"nodes"`
+}
+
+// takeSample asks agents. After an error what it gives is right, and not all.
+func takeSample(ctx context.Context, from agents) (sample, error) {
+	type answer struct {
+		node        string
+		endpoints   []model.Endpoint
+		connections []model.Connection
+		traffic     []model.Traffic
+	}
+	answers, err := ask(ctx, from, func(ctx context.Context, c *api.Client) (a answer, err error) {
+		st, err := c.Status(ctx)
+		if err != nil {
+			return a, err
+		}
+		a.node = st.Node.Name
+		var errs [3]error
+		a.endpoints, errs[0] = c.Endpoints(ctx)
+		a.connections, errs[1] = c.Connections(ctx, api.ConnectionFilter{})
+		a.traffic, errs[2] = c.Traffic(ctx)
+		return a, errors.Join(errs[:]...)
+	})
+	s := sample{at: time.Now(), names: make(map[netip.Addr]string), connections: make(map[[2]netip.AddrPort]topConnection),
+		containers: make(map[string]topRow), nodes: make(map[string]topRow)}
+	for _, a := range answers {
+		for _, e := range a.endpoints {
+			for _, addr := range e.Addrs {
+				s.names[addr] = e.Name
+			}
+		}
+		for _, c := range a.connections {
+			s.addConnection(a.node, c)
+		}
+		sum := topRow{Node: a.node}
+		for _, t := range a.traffic {
+			row := topRow{a.node, t.Name, t.LiveTotal(), t.Opened + t.Accepted, t.BytesSent, t.BytesReceived, t.Retransmits}
+			s.containers[a.node+" "+t.Name] = row
+			sum.Live, sum.Opened, sum.Retransmits = sum.Live+row.Live, sum.Opened+row.Opened, sum.Retransmits+row.Retransmits
+			sum.BytesSent, sum.BytesReceived = sum.BytesSent+row.BytesSent, sum.BytesReceived+row.BytesReceived
+		}
+		s.nodes[a.node] = sum
+	}
+	return s, err
+}
+
+// addConnection adds one, unless its other end has been added.
+func (s *sample) addConnection(node string, c model.Connection) {
+	key := [2]netip.AddrPort{c.Local, c.Remote}
+	if c.Remote.Compare(c.Local) < 0 {
+		key = [2]netip.AddrPort{c.Remote, c.Local}
+	}
+	if _, there := s.connections[key]; there {
+		return
+	}
+	s.connections[key] = topConnection{topRow{Node: node, Name: c.Name, Live: 1, BytesSent: c.BytesSent, BytesReceived: c.BytesReceived, Retransmits: uint64(c.Retransmits)},
+		c.Local, c.Remote, "", c.Path}
+}
+
+// since gives what came since a sample before, a second. What was not there then counts from 0.
+func (s *sample) since(before sample) (l load) {
+	l = load{Connections: []topConnection{}, Containers: []topRow{}, Nodes: []topRow{}} // in JSON no null
+	seconds := s.at.Sub(before.at).Seconds()
+	rate := func(now, then topRow) topRow {
+		per := func(n, m uint64) uint64 { return uint64(float64(n-min(n, m)) / seconds) }
+		now.BytesSent, now.BytesReceived = per(now.BytesSent, then.BytesSent), per(now.BytesReceived, then.BytesReceived)
+		now.Opened, now.Retransmits = per(now.Opened, then.Opened), per(now.Retransmits, then.Retransmits)
+		return now
+	}
+	for key, c := range s.connections {
+		then := before.connections[key]
+		if then.Local != c.Local { // seen by its other end then
+			then.topRow = topRow{BytesSent: then.BytesReceived, BytesReceived: then.BytesSent}
+		}
+		c.topRow, c.Peer = rate(c.topRow, then.topRow), s.names[c.Remote.Addr()]
+		l.Connections = append(l.Connections, c)
+	}
+	for key, row := range s.containers {
+		l.Containers = append(l.Containers, rate(row, before.containers[key]))
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.nodes)) {
+		l.Nodes = append(l.Nodes, rate(s.nodes[name], before.nodes[name]))
+	}
+	busiest := func(a, b topRow) int {
+		return cmp.Or(cmp.Compare(b.bytes(), a.bytes()), cmp.Compare(b.Opened, a.Opened), cmp.Compare(b.Live, a.Live), cmp.Compare(a.Node, b.Node), cmp.Compare(a.Name, b.Name))
+	}
+	slices.SortFunc(l.Connections, func(a, b topConnection) int {
+		return cmp.Or(busiest(a.topRow, b.topRow), a.Local.Compare(b.Local), a.Remote.Compare(b.Remote))
+	})
+	slices.SortFunc(l.Containers, busiest)
+	slices.SortFunc(l.Nodes, busiest)
+	return l
+}
+
+// printLoad prints the first rows of each kind.
+func printLoad(out io.Writer, l load, rows int) error {
+	perSecond := func(n uint64) string { return byteCount(n) + "/s" }
+	nodes := newTable("NODE", "LIVE", "OPENED/S", "SENT", "RECEIVED", "RETRANSMITS/S")
+	for _, r := range l.Nodes[:min(rows, len(l.Nodes))] {
+		nodes.row(r.Node, fmt.Sprint(r.Live), fmt.Sprint(r.Opened), perSecond(r.BytesSent), perSecond(r.BytesReceived), fmt.Sprint(r.Retransmits))
+	}
+	containers := newTable("CONTAINER", "NODE", "LIVE", "OPENED/S", "SENT", "RECEIVED", "RETRANSMITS/S")
+	for _, r := range l.Containers[:min(rows, len(l.Containers))] {
+		containers.row(r.Name, r.Node, fmt.Sprint(r.Live), fmt.Sprint(r.Opened), perSecond(r.BytesSent), perSecond(r.BytesReceived), fmt.Sprint(r.Retransmits))
+	}
+	connections := newTable("CONNECTION", "WITH", "PATH", "SENT", "RECEIVED")
+	for _, c := range l.Connections[:min(rows, len(l.Connections))] {
+		with := c.Remote.String()
+		if c.Peer != "" {
+			with = fmt.Sprintf("%s:%d", c.Peer, c.Remote.Port())
+		}
+		connections.row(fmt.Sprintf("%s:%d", c.Name, c.Local.Port()), with, string(c.Path), perSecond(c.BytesSent), perSecond(c.BytesReceived))
+	}
+	for i, t := range []*table{nodes, containers, connections} {
+		if i > 0 {
+			if _, err := fmt.Fprintln(out); err != nil {
+				return err
+			}
+		}
+		if err := t.writeTo(out); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -239,7 +239,7 @@ struct queues_stats {
 	uint64_t bytes_sent;     /* out of byte rings */
 	uint64_t bytes_received; /* into byte rings */
 	uint64_t calls;          /* system calls by which bytes were sent and received */
-	uint64_t processor;      /* nanoseconds; with region 0 alone */
+	uint64_t processor;      /* nanoseconds; with region 0 the process's */
 };
 
 #ifndef QUEUES_LAYOUT_ONLY

@@ -284,7 +284,7 @@ func (a *fakeAgent) Stacks(context.Context) (Stacks, error) {
 	return Stacks{Profiles: []*stack.Profile{p}, Endpoints: []EndpointStack{{Endpoint: "n1/c1", Profile: "wan", Stack: stack.Kernel, Settings: p.Settings.String()}},
 		Modules: []StackModule{{Stack: stack.Smoltcp, PID: 7, Ended: 1, StackUse: StackUse{Processor: 1500 * time.Millisecond, Retransmits: 3, Dropped: 4, Refused: 5},
 			Tenants: []StackTenant{
-				{Endpoint: "n1/c1", Profile: "wan", StackUse: StackUse{Memory: 10, Connections: 2, SendQueue: 6, ReceiveQueue: 7}},
+				{Endpoint: "n1/c1", Profile: "wan", StackUse: StackUse{Processor: 250 * time.Millisecond, Memory: 10, Connections: 2, SendQueue: 6, ReceiveQueue: 7}},
 				{Endpoint: "n1/c2", Profile: "wan", StackUse: StackUse{Memory: 1, Connections: 1}},
 			}}}}, a.err
 }

@@ -113,6 +113,7 @@ var (
 	stackEndedDesc       = prometheus.NewDesc("heddle_stack_module_ended_total", "Stack modules that have ended.", []string{"stack"}, nil)
 	stackDrainDesc       = prometheus.NewDesc("heddle_stack_module_draining", "1 while another build of the stack module waits for its connections to end.", []string{"stack"}, nil)
 	stackProcessorDesc   = prometheus.NewDesc("heddle_stack_module_processor_seconds_total", "Processor time of the stack module.", []string{"stack"}, nil)
+	stackTenantTimeDesc  = prometheus.NewDesc("heddle_stack_module_endpoint_processor_seconds_total", "Processor time that the stack module has used for an endpoint, by its profile.", []string{"stack", "profile", "endpoint"}, nil)
 	stackRetransmitsDesc = prometheus.NewDesc("heddle_stack_module_retransmits_total", "Segments that the stack module sent again.", []string{"stack"}, nil)
 	stackDroppedDesc     = prometheus.NewDesc("heddle_stack_module_dropped_total", "Packets that came and the stack module dropped.", []string{"stack"}, nil)
 	stackRefusedDesc     = prometheus.NewDesc("heddle_stack_module_refused_total", "What programs asked of the stack module and did not get.", []string{"stack"}, nil)
@@ -130,7 +131,7 @@ var descs = []*prometheus.Desc{
 	flowsDesc, flowsKeptDesc, flowFollowersDesc, flowsUnreadDesc,
 	openedDesc, acceptedDesc, connectFailedDesc, closedDesc, brokenDesc, liveDesc, socketsDesc, portsDesc, sentDesc, receivedDesc, retransmitsDesc,
 	rdmaRouterDesc, rdmaEndedDesc, rdmaObjectsDesc, rdmaLimitDesc, rdmaPairsDesc, rdmaMessagesDesc, rdmaSentDesc, rdmaReceivedDesc, rdmaErrorsDesc,
-	stackUpDesc, stackEndedDesc, stackDrainDesc, stackProcessorDesc, stackRetransmitsDesc, stackDroppedDesc, stackRefusedDesc, stackTenantsDesc, stackMemoryDesc,
+	stackUpDesc, stackEndedDesc, stackDrainDesc, stackProcessorDesc, stackTenantTimeDesc, stackRetransmitsDesc, stackDroppedDesc, stackRefusedDesc, stackTenantsDesc, stackMemoryDesc,
 	stackConnectionsDesc, stackQueuedDesc,
 }
 
@@ -233,8 +234,17 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	if stacks, err := c.agent.Stacks(ctx); err == nil {
 		collectStacks(stacks.Modules, gauge, counter)
-		for _, m := range stacks.Modules {
-			ch <- prometheus.MustNewConstMetric(stackProcessorDesc, prometheus.CounterValue, m.Processor.Seconds(), string(m.Stack))
+		collectStackTime(stacks.Modules, ch)
+	}
+}
+
+// collectStackTime gives the processor time of stack modules, whole and by endpoint.
+func collectStackTime(modules []StackModule, ch chan<- prometheus.Metric) {
+	for _, m := range modules {
+		kind := string(m.Stack)
+		ch <- prometheus.MustNewConstMetric(stackProcessorDesc, prometheus.CounterValue, m.Processor.Seconds(), kind)
+		for _, t := range m.Tenants {
+			ch <- prometheus.MustNewConstMetric(stackTenantTimeDesc, prometheus.CounterValue, t.Processor.Seconds(), kind, t.Profile, t.Endpoint)
 		}
 	}
 }

@@ -42,6 +42,7 @@ func TestMetrics(t *testing.T) {
 		"heddle_policy_update_seconds 1.5", "heddle_policy_pairs 6", "heddle_policy_cut_total 11",
 		`heddle_faults{reason="endpoint_not_restored"} 2`, `heddle_faults{reason="limits_not_restored"} 1`, `heddle_faults{reason="limits_tighter"} 0`,
 		`heddle_stack_module_up{stack="smoltcp"} 1`, `heddle_stack_module_ended_total{stack="smoltcp"} 1`, `heddle_stack_module_processor_seconds_total{stack="smoltcp"} 1.5`,
+		`heddle_stack_module_endpoint_processor_seconds_total{endpoint="n1/c1",profile="wan",stack="smoltcp"} 0.25`,
 		`heddle_stack_module_retransmits_total{stack="smoltcp"} 3`, `heddle_stack_module_dropped_total{stack="smoltcp"} 4`, `heddle_stack_module_refused_total{stack="smoltcp"} 5`,
 		`heddle_stack_module_endpoints{profile="wan",stack="smoltcp"} 2`, `heddle_stack_module_memory_bytes{profile="wan",stack="smoltcp"} 11`,
 		`heddle_stack_module_connections{profile="wan",stack="smoltcp"} 3`, `heddle_stack_module_queued_bytes{direction="send",profile="wan",stack="smoltcp"} 6`,

@@ -59,6 +59,7 @@ func (p *Plane) StackModules(ctx context.Context) ([]api.StackModule, error) {
 			t = &api.StackTenant{Endpoint: name, Profile: profiles[name]}
 			tenants[name] = t
 		}
+		t.Processor += use.Processor
 		t.Sockets += use.Sockets
 		t.Connections += use.Connections
 		t.BytesSent += use.BytesSent

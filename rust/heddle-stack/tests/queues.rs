@@ -61,6 +61,8 @@ fn both_ways(flags: u32) {
     close(&mut guest, &c);
     let stats = agent.stats(1);
     assert_eq!((stats.bytes_sent, stats.bytes_received, stats.connections), (1 << 20, 1 << 20, 0));
+    let all = agent.stats(0).processor;
+    assert!((1..=all).contains(&stats.processor), "{} of {all} ns", stats.processor);
     drop(life);
     agent.await_gone(1);
 }

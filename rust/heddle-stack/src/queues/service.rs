@@ -14,6 +14,7 @@ use super::proto::{self, Errno, Message};
 use super::region::{Context, Region};
 use super::sockets;
 use super::stream::Next;
+use crate::sys;
 
 const LISTENER: u64 = u64::MAX;
 const AGENT: u64 = u64::MAX - 1;
@@ -41,6 +42,8 @@ pub struct Service {
     beat: u32,
     /// Of regions that are gone.
     gone: queues_stats,
+    /// The thread's processor time when a region was charged last.
+    charged: u64,
 }
 
 impl Service {
@@ -63,6 +66,7 @@ impl Service {
             ticked: monotonic(),
             beat: 0,
             gone: queues_stats::default(),
+            charged: 0,
         })
     }
 
@@ -171,7 +175,10 @@ impl Service {
         for slot in self.awake.clone() {
             let Some(Some(region)) = self.regions.get_mut(slot) else { continue };
             let context = context(&self.epoll, slot, now);
-            match region.turn(&context) {
+            let turned = region.turn(&context);
+            let used = sys::thread_time();
+            region.stats.processor += used - core::mem::replace(&mut self.charged, used);
+            match turned {
                 Ok(Next::Again) => next = Next::Again,
                 Ok(Next::Soon) if next == Next::Wait => next = Next::Soon,
                 Ok(_) => {}
@@ -368,7 +375,6 @@ impl Service {
         let mut all = queues_stats::default();
         if head.region == 0 {
             add(&mut all, &self.gone);
-            all.processor = unix_io::clock(libc::CLOCK_PROCESS_CPUTIME_ID);
         }
         let of = head.region;
         for region in self.regions.iter().flatten().filter(|r| of == 0 || r.id == of) {
@@ -376,6 +382,9 @@ impl Service {
             let (connections, sockets) = region.count();
             all.connections += connections;
             all.sockets += sockets;
+        }
+        if of == 0 {
+            all.processor = sys::process_time();
         }
         let known = of == 0 || self.by_id.contains_key(&of);
         all.head = proto::answer_to(head, if known { 0 } else { libc::ENOENT });
@@ -394,4 +403,5 @@ fn add(to: &mut queues_stats, one: &queues_stats) {
     to.bytes_sent += one.bytes_sent;
     to.bytes_received += one.bytes_received;
     to.calls += one.calls;
+    to.processor += one.processor;
 }

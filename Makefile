@@ -59,7 +59,7 @@ help:
 	@echo "make demo    two nodes on this machine, the main job in three modes, a table and a plot (root)"
 	@echo "make test    every test, without and with root (root)"
 	@echo "make test-ui  the page of 'heddle ui' in Debian's Chromium, which it installs (root; a minute)"
-	@echo "make test-lsm  the second lock, on security hooks, in an emulated machine with a kernel that takes it (root)"
+	@echo "make test-lsm  the second lock, on security hooks, and what the verifier of Debian's kernel says of all BPF programs, in emulated machines (root)"
 	@echo "make test-rdma-card  RDMA with a card, emulated, in two emulated machines (root)"
 	@echo "make test-vm  TCP of an emulated machine without a network device, by queues in shared memory (root; a minute)"
 	@echo "make test-kernels  the core scenarios in emulated machines with Debian's kernels (root; a quarter of an hour each)"

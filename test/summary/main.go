@@ -138,7 +138,7 @@ var elsewhere = []string{
 	"make test-rdma-card: RDMA by cards, emulated machines, 4 minutes",
 	"make test-vm: TCP of a virtual machine by queues, an emulated machine, 1 minute",
 	"make test-ui: the page of heddle ui in a browser, 124 MB of packages",
-	"make test-lsm: the second lock, an emulated machine with another kernel",
+	"make test-lsm: the second lock and the verifier of another kernel, emulated machines",
 	"make test-kernels: Debian's kernels, emulated machines, a quarter of an hour each",
 	"make test-k8s: a real Kubernetes, which is built first",
 	"make test-docs, test-nodes, test-upgrade, soak, chaos, chaos-store, conformance: minutes to hours each",

@@ -115,19 +115,16 @@ func (p *Plane) answerRegion(ctx context.Context, d *trap.Deferred, l *link, e *
 // newRegion makes a region of e's, for whoever gets the guest's end.
 func (p *Plane) newRegion(ctx context.Context, l *link, e *endpoint, flags uint32) (*region, *os.File, error) {
 	p.mu.Lock()
-	full := e.regions >= maxRegions
-	if !full {
-		e.regions++
-	}
+	capacity := e.take()
 	p.mu.Unlock()
-	if full {
+	if capacity == 0 {
 		return nil, nil, p.why.full.Because(errFull)
 	}
-	r, guest, err := l.makeRegion(ctx, e, flags)
+	r, guest, err := l.makeRegion(ctx, e, flags, capacity)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err != nil {
-		e.regions--
+		e.leave(capacity)
 		return nil, nil, p.why.failed.Because(err)
 	}
 	p.regions[r.id] = r

@@ -67,6 +67,7 @@ type endpoint struct {
 	// places are taken by questions that are being answered.
 	places  chan struct{}
 	regions int
+	large   int    // of them that have rings of regionCapacity
 	profile string // that chose it; empty: none does
 }
 

@@ -20,6 +20,11 @@ const (
 	regionSlots    = 256
 	regionStreams  = 64
 	regionCapacity = 1 << 20
+	// largeRegions is how many regions of an endpoint have rings of regionCapacity; those beyond
+	// have rings of smallCapacity. What a container does to its regions has memory of the
+	// service's used for them, so that their sum is bounded: 2 GiB.
+	largeRegions  = 16
+	smallCapacity = 64 << 10
 	// regionSockets is how many a guest with control may have.
 	regionSockets = 1024
 )
@@ -30,6 +35,8 @@ type region struct {
 	of     *endpoint
 	memory int // a file of it
 	flags  uint32
+	// capacity is that of its rings, in bytes.
+	capacity uint32
 	// given are the connections that have its streams, or had them last.
 	given map[uint32]guest.Connection
 }
@@ -41,18 +48,40 @@ func newID() uint64 {
 	return binary.NativeEndian.Uint64(b[:])>>(askBits+1) | 1
 }
 
+// take gives the capacity that one more region of the endpoint's has; 0: it may have no more. The
+// caller holds the plane's mu, as for leave.
+func (e *endpoint) take() (capacity uint32) {
+	if e.regions >= maxRegions {
+		return 0
+	}
+	e.regions++
+	if e.large >= largeRegions {
+		return smallCapacity
+	}
+	e.large++
+	return regionCapacity
+}
+
+// leave takes back what take gave.
+func (e *endpoint) leave(capacity uint32) {
+	e.regions--
+	if capacity == regionCapacity {
+		e.large--
+	}
+}
+
 // makeRegion has the service make a region, and gives the guest's end of its socket.
-func (l *link) makeRegion(ctx context.Context, of *endpoint, flags uint32) (_ *region, guestEnd *os.File, err error) {
+func (l *link) makeRegion(ctx context.Context, of *endpoint, flags, capacity uint32) (_ *region, guestEnd *os.File, err error) {
 	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, nil, fmt.Errorf("make a region's socket: %w", err)
 	}
 	defer closeFD(ends[1])
 	guestEnd = os.NewFile(uintptr(ends[0]), "queues")
-	r := &region{id: newID(), of: of, flags: flags, given: map[uint32]guest.Connection{}}
+	r := &region{id: newID(), of: of, flags: flags, capacity: capacity, given: map[uint32]guest.Connection{}}
 	ask := protocol.Region{
 		Head: protocol.Head{Type: protocol.TypeRegion, Region: r.id}, Flags: flags,
-		Slots: regionSlots, Streams: regionStreams, Capacity: regionCapacity, Sockets: regionSockets,
+		Slots: regionSlots, Streams: regionStreams, Capacity: capacity, Sockets: regionSockets,
 	}
 	_, r.memory, err = request[protocol.Region, protocol.Plain](ctx, l, &ask, &ask.Head, ends[1])
 	if err == nil && r.memory < 0 {

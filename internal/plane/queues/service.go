@@ -103,7 +103,7 @@ func (p *Plane) forget(id uint64) {
 	defer p.mu.Unlock()
 	if r := p.regions[id]; r != nil {
 		delete(p.regions, id)
-		r.of.regions--
+		r.of.leave(r.capacity)
 		closeFD(r.memory)
 	}
 }
@@ -139,7 +139,7 @@ func (p *Plane) lose() {
 	regions := p.regions
 	p.regions = map[uint64]*region{}
 	for _, r := range regions {
-		r.of.regions--
+		r.of.leave(r.capacity)
 	}
 	p.mu.Unlock()
 	for _, r := range regions {

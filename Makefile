@@ -61,6 +61,7 @@ help:
 	@echo "make test-ui  the page of 'heddle ui' in Debian's Chromium, which it installs (root; a minute)"
 	@echo "make test-lsm  the second lock, on security hooks, and what the verifier of Debian's kernel says of all BPF programs, in emulated machines (root)"
 	@echo "make test-rdma-card  RDMA with a card, emulated, in two emulated machines (root)"
+	@echo "make test-encrypt  nodes that encrypt what they send each other, on Debian's kernel in an emulated machine (root; 10 minutes)"
 	@echo "make test-vm  TCP of an emulated machine without a network device, by queues in shared memory (root; a minute)"
 	@echo "make test-kernels  the core scenarios in emulated machines with Debian's kernels (root; a quarter of an hour each)"
 	@echo "make test-k8s  against a real Kubernetes, which it builds into $(OUT)/k8s/ (root; the first time 10 to 20 minutes)"
@@ -344,6 +345,13 @@ machine:
 # The second lock, on security hooks, and what Debian's verifier says of all programs. Some minute.
 test-lsm: need-root machine
 	HEDDLE_KERNEL=$$(ls -d $(CURDIR)/$(OUT)/kernel/linux-image-*.deb) $(GO) test ./test/kernels -run 'TestLSM|TestVerifierWork' -count=1 -v -timeout 15m
+
+# WireGuard between the nodes of a lab. Some ten minutes.
+.PHONY: test-encrypt
+test-encrypt: need-root machine build lab-packages
+	$(call install,python3 wireguard-tools)
+	@mkdir -p $(OUT)
+	HEDDLE_KERNEL=$$(ls -d $(CURDIR)/$(OUT)/kernel/linux-image-*.deb) $(GO) test ./test/kernels -run TestEncrypt -count=1 -v -timeout 70m
 
 # RDMA with a card, which is rdma_rxe in two emulated machines. Some two minutes.
 test-rdma-card: need-root machine build

@@ -76,8 +76,9 @@ var allowed = map[string][]string{
 	"internal/plane/tcp/congestion":  {"internal/stack"},
 
 	"internal/node": {"internal/api", "internal/dockernet", "internal/durable", "internal/endpoint", "internal/fdkeep", "internal/flow", "internal/flowlog", "internal/netcfg", "internal/peerapi",
-		"internal/plane", "internal/plane/tcp", "internal/policy", "internal/stack", "internal/store", "internal/store/etcd", "internal/trap", "internal/trust"},
-	"internal/uninstall":  {"internal/plane/tcp/datapath", "internal/fdkeep", "internal/netcfg", "internal/plane/tcp/procnet", "internal/plane/queues", "internal/plane/stacks", "internal/plane/verbs", "internal/plane/verbs/folder"},
+		"internal/plane", "internal/plane/tcp", "internal/policy", "internal/stack", "internal/store", "internal/store/etcd", "internal/trap", "internal/trust", "internal/wireguard"},
+	"internal/wireguard":  {"internal/durable"},
+	"internal/uninstall":  {"internal/wireguard", "internal/plane/tcp/datapath", "internal/fdkeep", "internal/netcfg", "internal/plane/tcp/procnet", "internal/plane/queues", "internal/plane/stacks", "internal/plane/verbs", "internal/plane/verbs/folder"},
 	"internal/version":    {},
 	"internal/systemd":    {},
 	"internal/lab":        {"internal/api", "internal/lab/fabric", "internal/netns", "internal/patience", "internal/runtime", "internal/trust"},
@@ -114,7 +115,7 @@ var allowed = map[string][]string{
 
 	// For tests alone.
 	"internal/testutil": {"internal/patience"},
-	"test/lab":          {"internal/api", "internal/netns", "internal/testutil"},
+	"test/lab":          {"internal/api", "internal/netns", "internal/patience", "internal/testutil"},
 	"test/machine":      {},
 	"test/labstore":     {"internal/netns", "internal/trust", "test/lab"},
 }
@@ -133,6 +134,7 @@ var only = map[string]struct {
 }{
 	"github.com/cilium/ebpf":             {[]string{"internal/plane/tcp/datapath", "internal/plane/tcp/congestion", "internal/bench/baseline", "test/lab"}, "nothing else knows a BPF map's layout; congestion controls have maps of their own, and so has the bench's baseline; tests count entries"},
 	"github.com/vishvananda/netlink":     {[]string{"internal/netcfg", "internal/lab/fabric"}, "devices and routes of a node have one owner; the lab wires hosts, which is no agent's business"},
+	"golang.zx2c4.com/wireguard":         {[]string{"internal/netcfg"}, "a node's devices have one owner"},
 	"github.com/google/nftables":         {[]string{"internal/netcfg"}, "the firewall has one owner"},
 	"go.etcd.io/etcd":                    {[]string{"internal/store/etcd", "test/labstore"}, "the store can be replaced; tests read what lies in it"},
 	"go.yaml.in/yaml":                    {[]string{"internal/policy/document"}, "documents have one reader"},

@@ -49,6 +49,8 @@ const volatile __u32 config_vni = 0;
  * underlay's. */
 const volatile __u32 config_divert_ifindex = 0;
 const volatile __u32 config_underlay_ifindex = 0;
+/* The underlay's device has no Ethernet header: what comes and leaves there begins with IP. */
+const volatile __u32 config_underlay_raw = 0;
 /* The agent's process, in the initial PID namespace, if programs at socket options may look for
  * threads (bpf_task_from_pid); 0: they may not. */
 const volatile __u32 config_agent = 0;

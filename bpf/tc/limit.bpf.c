@@ -164,10 +164,11 @@ static __always_inline void set_dscp(struct __sk_buff *skb, __u32 offset, bool i
 }
 
 /* Marks what the container sends as its operator said. */
-static __always_inline void mark(struct __sk_buff *skb, const struct packet *p, const struct limit *l)
+static __always_inline void mark(struct __sk_buff *skb, const struct packet *p, const struct limit *l,
+                                 __u32 ip)
 {
 	if (l->flags & LIMIT_DSCP)
-		set_dscp(skb, ETH_HLEN, p->ipv6, l->dscp);
+		set_dscp(skb, ip, p->ipv6, l->dscp);
 	if (l->flags & LIMIT_PRIORITY)
 		skb->priority = l->priority;
 }
@@ -175,14 +176,15 @@ static __always_inline void mark(struct __sk_buff *skb, const struct packet *p, 
 /* VXLAN on its way out has the DSCP of the endpoint whose packet is inside. */
 static __noinline int mark_outer(struct __sk_buff *skb)
 {
-	const __u32 inner = ETH_HLEN + sizeof(struct iphdr_) + 8 /* UDP */ + 8 /* VXLAN */ + ETH_HLEN;
+	const __u32 ip = config_underlay_raw ? 0 : ETH_HLEN;
+	const __u32 inner = ip + sizeof(struct iphdr_) + 8 /* UDP */ + 8 /* VXLAN */ + ETH_HLEN;
 	struct endpoint *ep;
 	struct limit *l;
 	__be16 port;
 	__u8 version;
 	__be32 src;
 
-	if (bpf_skb_load_bytes(skb, ETH_HLEN + sizeof(struct iphdr_) + 2, &port, sizeof(port)) ||
+	if (bpf_skb_load_bytes(skb, ip + sizeof(struct iphdr_) + 2, &port, sizeof(port)) ||
 	    port != bpf_htons(config_vxlan_port) || bpf_skb_load_bytes(skb, inner, &version, 1))
 		return 0;
 	/* Of IPv6: the last word of the source, which is the IPv4 address that it embeds. */
@@ -191,7 +193,7 @@ static __noinline int mark_outer(struct __sk_buff *skb)
 	ep = endpoint_at(src);
 	l = ep ? limit_of(ep->id) : NULL;
 	if (l && l->flags & LIMIT_DSCP)
-		set_dscp(skb, ETH_HLEN, false, l->dscp);
+		set_dscp(skb, ip, false, l->dscp);
 	return 0;
 }
 
@@ -239,14 +241,16 @@ static __always_inline struct endpoint *receiver_by(__u32 ifindex)
 SEC("tc")
 int limit_out(struct __sk_buff *skb)
 {
-	__u32 ifindex = skb->ifindex, sender = 0;
+	__u32 ifindex = skb->ifindex, sender = 0, ip = ETH_HLEN;
 	struct endpoint *receiver;
 	struct limit *l, *theirs;
 	struct bpf_sock *sk;
 	struct packet p;
 	int kind;
 
-	kind = read_packet(skb, &p);
+	if (config_underlay_raw && ifindex == config_underlay_ifindex)
+		ip = 0;
+	kind = read_packet_at(skb, &p, ip);
 	if (kind == PACKET_OTHER)
 		return 0;
 	if (ifindex == config_underlay_ifindex && !p.ipv6 && p.ip.protocol == IPPROTO_UDP_ &&
@@ -271,7 +275,7 @@ int limit_out(struct __sk_buff *skb)
 		return -1;
 	}
 	if (l)
-		mark(skb, &p, l);
+		mark(skb, &p, l, ip);
 	if (skb->tc_index == LIMIT_SENT)
 		l = NULL;
 	receiver = receiver_by(ifindex);
@@ -314,7 +318,7 @@ int limit_in(struct __sk_buff *skb)
 	if (sender) {
 		ours = limit_of(sender->id);
 		if (ours)
-			mark(skb, &p, ours);
+			mark(skb, &p, ours, ETH_HLEN);
 	}
 	if (kind == PACKET_TCP) {
 		sk = skb->sk;

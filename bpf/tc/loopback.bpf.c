@@ -66,7 +66,7 @@ static __always_inline bool read_loopback(struct __sk_buff *skb, struct packet *
 {
 	if (skb->protocol == bpf_htons(ETH_P_IP))
 		return read_packet(skb, p) == PACKET_TCP;
-	if (skb->protocol != bpf_htons(ETH_P_IPV6) || read_ipv6(skb, p) != PACKET_TCP)
+	if (skb->protocol != bpf_htons(ETH_P_IPV6) || read_ipv6(skb, p, ETH_HLEN) != PACKET_TCP)
 		return false;
 	return (is_loopback6(&p->src6) || p->ip.saddr) && (is_loopback6(&p->dst6) || p->ip.daddr);
 }

@@ -43,12 +43,12 @@ static __always_inline int read_tcp(struct __sk_buff *skb, struct packet *p)
 	return PACKET_TCP;
 }
 
-static __always_inline int read_ipv6(struct __sk_buff *skb, struct packet *p)
+static __always_inline int read_ipv6(struct __sk_buff *skb, struct packet *p, __u32 ip)
 {
 	struct ip6hdr_ h;
 	int i;
 
-	if (bpf_skb_load_bytes(skb, ETH_HLEN, &h, sizeof(h)))
+	if (bpf_skb_load_bytes(skb, ip, &h, sizeof(h)))
 		return PACKET_OTHER;
 	p->ipv6 = 1;
 	/* Before Linux 6.3 the verifier lets nobody read what was not written, on any path that it
@@ -67,27 +67,33 @@ static __always_inline int read_ipv6(struct __sk_buff *skb, struct packet *p)
 	 * stack. */
 	if (h.next_header != IPPROTO_TCP_)
 		return PACKET_IP;
-	p->tcp_offset = ETH_HLEN + sizeof(h);
+	p->tcp_offset = ip + sizeof(h);
 	return read_tcp(skb, p);
 }
 
-/* Reads IP and, if it is TCP and not a later fragment, TCP headers. */
-static __always_inline int read_packet(struct __sk_buff *skb, struct packet *p)
+/* Reads IP, whose header is at ip, and, if it is TCP and not a later fragment, TCP headers. */
+static __always_inline int read_packet_at(struct __sk_buff *skb, struct packet *p, __u32 ip)
 {
 	__u32 ihl;
 
 	if (skb->protocol == bpf_htons(ETH_P_IPV6))
-		return has_overlay6() ? read_ipv6(skb, p) : PACKET_OTHER;
+		return has_overlay6() ? read_ipv6(skb, p, ip) : PACKET_OTHER;
 	if (skb->protocol != bpf_htons(ETH_P_IP))
 		return PACKET_OTHER;
 	p->ipv6 = 0;
-	if (bpf_skb_load_bytes(skb, ETH_HLEN, &p->ip, sizeof(p->ip)))
+	if (bpf_skb_load_bytes(skb, ip, &p->ip, sizeof(p->ip)))
 		return PACKET_OTHER;
 	ihl = (p->ip.version_ihl & 0xf) * 4;
 	if (p->ip.protocol != IPPROTO_TCP_ || p->ip.frag_off & bpf_htons(0x1fff) || ihl < sizeof(p->ip))
 		return PACKET_IP;
-	p->tcp_offset = ETH_HLEN + ihl;
+	p->tcp_offset = ip + ihl;
 	return read_tcp(skb, p);
+}
+
+/* The same of a frame of Ethernet. */
+static __always_inline int read_packet(struct __sk_buff *skb, struct packet *p)
+{
+	return read_packet_at(skb, p, ETH_HLEN);
 }
 
 static __always_inline bool is_syn(const struct packet *p)

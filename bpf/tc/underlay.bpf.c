@@ -73,6 +73,10 @@ static __always_inline int from_underlay_verdict(struct __sk_buff *skb)
 	int kind;
 
 	kind = read_packet(skb, &p);
+	/* nftables sees to other devices; here nothing of it is to be remembered. */
+	if (config_underlay_raw && skb->ifindex != config_underlay_ifindex && kind != PACKET_OTHER &&
+	    p.ip.daddr == config_underlay)
+		return drop(REASON_DROP_PLAIN);
 	if (kind != PACKET_TCP) {
 		reason = refuse_overlay(skb);
 		/* What is for the node's own address is most of it, and no container's. */
@@ -94,8 +98,20 @@ static __always_inline int from_underlay_verdict(struct __sk_buff *skb)
 	return flow ? steer_later(skb, &p, &k, flow) : TC_ACT_OK;
 }
 
+/* Where the underlay's device has no Ethernet header, what comes by it gets an empty one: all that
+ * looks at packets expects it, and the kernel skips it again. */
+static __always_inline int add_header(struct __sk_buff *skb)
+{
+	if (!config_underlay_raw || skb->ifindex != config_underlay_ifindex)
+		return 0;
+	return bpf_skb_change_head(skb, ETH_HLEN, 0);
+}
+
+/* Also on the device of the outer addresses, if the node encrypts: hosts outside come by that. */
 SEC("tc")
 int from_underlay(struct __sk_buff *skb)
 {
+	if (add_header(skb))
+		return TC_ACT_SHOT;
 	return or_next_filter(from_underlay_verdict(skb));
 }

@@ -119,6 +119,10 @@ func statusTable(st nodeStatus, now time.Time) *table {
 		peers += ", away: " + strings.Join(st.PeersAway, " ")
 	}
 	t.row("peers", peers)
+	t.row("encryption", encryptionText(st.Encryption))
+	for _, row := range encryptedRows(st.Encryption, now) {
+		t.row("encrypted peer", row)
+	}
 	for _, row := range directRows(st.Direct, now) {
 		t.row("direct paths", row)
 	}

@@ -106,6 +106,7 @@ type flags struct {
 	rdmaDevice                                   string
 	rdmaOutside                                  []string
 	stackDrain                                   time.Duration
+	encrypt, encryptPrefix                       string
 }
 
 func (f *flags) register(cmd *cobra.Command) {
@@ -114,6 +115,7 @@ func (f *flags) register(cmd *cobra.Command) {
 	p.StringVar(&f.name, "node", hostname, "name of this node in the network: a-z, 0-9 and '-'")
 	p.StringVar(&f.underlay, "underlay", "", "address other nodes reach this node by (required)")
 	p.StringVar(&f.directPorts, "direct-ports", model.DefaultDirectPorts.String(), "TCP ports this node takes direct connections on")
+	f.registerEncryption(p)
 	p.Uint16Var(&f.networkID, "network-id", uint16(store.DefaultNetworkID), "id of the network, 1..4095")
 	p.StringSliceVar(&f.pool, "pool", nil, "IPv4 overlay prefixes of the whole network; set by the first node (default "+store.DefaultPool.String()+")")
 	p.StringVar(&f.prefix6, "prefix6", "", "IPv6 prefix of 96 bits that makes IPv6 overlay addresses of IPv4 ones, or 'none'; set by the first node (default fd48:6464:ID::/96)")
@@ -184,6 +186,9 @@ func (f *flags) config() (node.Config, error) {
 	if cfg.Prefixes, err = parsePrefixes("--prefix", f.prefixes); err != nil {
 		return cfg, err
 	}
+	if err := f.setEncryption(&cfg); err != nil {
+		return cfg, err
+	}
 	if f.rdmaDevice != "" {
 		if err := verbs.CheckDevice(f.rdmaDevice); err != nil {
 			return cfg, fmt.Errorf("--rdma-device: %w", err)
@@ -233,12 +238,16 @@ func (f *flags) config() (node.Config, error) {
 			cfg.Storage = s
 		}
 	}
+	cfg.Log, err = f.logger()
+	return cfg, err
+}
+
+func (f *flags) logger() (*slog.Logger, error) {
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(f.logLevel)); err != nil {
-		return cfg, fmt.Errorf("--log-level %q: want debug, info, warn or error", f.logLevel)
+		return nil, fmt.Errorf("--log-level %q: want debug, info, warn or error", f.logLevel)
 	}
-	cfg.Log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
-	return cfg, nil
+	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})), nil
 }
 
 // setPrefix6 makes --prefix6 a wish: nothing, none or a prefix.

@@ -54,6 +54,9 @@ func testStatus() Status {
 		Version: "0.1.0", PID: 42, Started: started,
 		Store:     Store{Kind: "embedded", Endpoints: []string{"http://192.0.2.1:2379"}, Healthy: true, Revision: 17},
 		Endpoints: 2, Peers: 1,
+		Encryption: &Encryption{Enabled: true, Device: "heddle-wg0", Key: model.PublicKey{1}, KeySince: started, Next: model.PublicKey{2}, Peers: []EncryptedPeer{
+			{Node: "n2", State: PeerEncrypted, Key: model.PublicKey{3}, Handshake: started, Sent: 100, Received: 200},
+			{Node: "n3", State: PeerLeftOut, Reason: model.PeerPlain}}},
 		Direct: model.DirectPaths{
 			Peers:   map[model.PeerState]int{model.PeerUnproven: 0, model.PeerProven: 0, model.PeerStripped: 0, model.PeerBlocked: 1},
 			Overlay: []model.PeerPath{{Node: "n2", Underlay: netip.MustParseAddr("192.0.2.2"), State: model.PeerBlocked, Reason: "fallback_blocked", Detail: "of 4 ports 0 refuse the option, 4 are silent", Since: started, Probed: started, Next: started}},
@@ -73,6 +76,10 @@ func testStatus() Status {
 }
 
 func (a *fakeAgent) Status(context.Context) (Status, error) { return testStatus(), a.err }
+
+func (a *fakeAgent) RotateKey(context.Context) (Encryption, error) {
+	return *testStatus().Encryption, a.err
+}
 
 func (a *fakeAgent) Endpoints(context.Context) ([]model.Endpoint, error) {
 	a.mu.Lock()

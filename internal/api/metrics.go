@@ -61,6 +61,12 @@ var (
 
 	faultsDesc = prometheus.NewDesc("heddle_faults",
 		"Things on this node that are not as they should be and are tried again, by reason.", []string{"reason"}, nil)
+	encryptedPeersDesc = prometheus.NewDesc("heddle_encryption_peers",
+		"Other nodes by how it is with encryption: encrypted, idle, no_handshake, or left_out.", []string{"state"}, nil)
+	encryptedBytesDesc = prometheus.NewDesc("heddle_encryption_bytes_total",
+		"Encrypted bytes exchanged with the other nodes, since a node's key was first known here.", []string{"direction"}, nil)
+	encryptionKeyDesc = prometheus.NewDesc("heddle_encryption_key_time_seconds", "Unix time when the node's key in use was made.", nil, nil)
+
 	startedDesc = prometheus.NewDesc("heddle_agent_start_time_seconds", "Unix time of the agent's start.", nil, nil)
 )
 
@@ -126,7 +132,7 @@ var (
 
 var descs = []*prometheus.Desc{
 	reasonDesc, endpointsDesc, peersDesc, directDesc, probesDesc, storeDesc, revisionDesc, listenersDesc, readersDesc, answeredDesc, continuedDesc, ioctlsDesc,
-	failedDesc, premadeDesc, batchesDesc, batchSocketsDesc, featureDesc, infoDesc, startedDesc, faultsDesc,
+	failedDesc, premadeDesc, batchesDesc, batchSocketsDesc, featureDesc, infoDesc, startedDesc, faultsDesc, encryptedPeersDesc, encryptedBytesDesc, encryptionKeyDesc,
 	policiesDesc, policyRulesDesc, policyHealthyDesc, policyRevisionDesc, policyUpdateDesc, policyPairsDesc, policyCutDesc,
 	flowsDesc, flowsKeptDesc, flowFollowersDesc, flowsUnreadDesc,
 	openedDesc, acceptedDesc, connectFailedDesc, closedDesc, brokenDesc, liveDesc, socketsDesc, portsDesc, sentDesc, receivedDesc, retransmitsDesc,
@@ -204,6 +210,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	for r, n := range faults {
 		gauge(faultsDesc, float64(n), string(r))
 	}
+	collectEncryption(st.Encryption, gauge, counter)
 	in := st.Interception
 	gauge(listenersDesc, float64(in.Listeners))
 	gauge(readersDesc, float64(in.Readers))

@@ -51,6 +51,9 @@ type Agent interface {
 	// its answer, whose body is the caller's to close. ErrNotFound if there is no such node,
 	// CodeUnsupported if its agent answers no others, CodeUnavailable if it does not answer.
 	AskNode(ctx context.Context, node, target string) (*http.Response, error)
+	// RotateKey has the node take another key for what it encrypts, when the others have accepted
+	// it. CodeUnsupported if it does not encrypt.
+	RotateKey(ctx context.Context) (Encryption, error)
 	// ForgetNode removes a node that is gone, with its endpoints. ErrNotFound if there is none of
 	// that name, CodeConflict if its agent lives.
 	ForgetNode(ctx context.Context, name string) error
@@ -201,15 +204,17 @@ type ConnectionFilter struct {
 
 // Status is what an agent says of itself and its node.
 type Status struct {
-	Node      model.Node `json:"node"`
-	Network   Network    `json:"network"`
-	Version   string     `json:"version"`
-	PID       int        `json:"pid"`
-	Started   time.Time  `json:"started"`
-	IPv6      IPv6       `json:"ipv6"`
-	Store     Store      `json:"store"`
-	Endpoints int        `json:"endpoints"` // on this node
-	Peers     int        `json:"peers"`     // other nodes of the network
+	Node    model.Node `json:"node"`
+	Network Network    `json:"network"`
+	Version string     `json:"version"`
+	PID     int        `json:"pid"`
+	Started time.Time  `json:"started"`
+	IPv6    IPv6       `json:"ipv6"`
+	Store   Store      `json:"store"`
+	// Encryption is nil where neither this node nor another encrypts.
+	Encryption *Encryption `json:"encryption,omitempty"`
+	Endpoints  int         `json:"endpoints"` // on this node
+	Peers      int         `json:"peers"`     // other nodes of the network
 	// PeersAway names those of them whose agents do not run, or do not reach the store.
 	PeersAway []string `json:"peers_away,omitempty"`
 	// Direct says to which of them connections can be direct, as probes have shown.

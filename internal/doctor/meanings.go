@@ -77,6 +77,8 @@ var meanings = map[string]meaning{
 		"modprobe ifb sch_htb, or use a kernel with CONFIG_IFB and CONFIG_NET_SCH_HTB"},
 	"net_mirred": {false, "no limits on endpoints: `heddle limit set` is refused",
 		"modprobe act_mirred, or use a kernel with CONFIG_NET_ACT_MIRRED"},
+	"net_wireguard": {false, "no encryption between nodes: `heddled --encrypt wireguard` does not start",
+		"modprobe wireguard, or use a kernel with CONFIG_WIREGUARD (Linux 5.6 or later)"},
 
 	"memlock": {true, "BPF maps cannot be made: this kernel counts them against RLIMIT_MEMLOCK",
 		"use Linux 5.11 or later, or raise the limit (LimitMEMLOCK=infinity in the agent's unit)"},

@@ -87,8 +87,10 @@ func (r PortRange) String() string { return fmt.Sprintf("%d-%d", r.First, r.Last
 type Node struct {
 	// Name is unique in the network: a DNS label (a-z, 0-9, '-').
 	Name string `json:"name"`
-	// Underlay is the address other nodes reach this node by.
+	// Underlay is the address other nodes reach this node by: an inner one if it encrypts.
 	Underlay netip.Addr `json:"underlay"`
+	// WireGuard is how it encrypts; the zero value: it does not.
+	WireGuard WireGuardNode `json:"wireguard,omitzero"`
 	// Prefixes are the IPv4 overlay prefixes whose addresses live on this node; disjoint from every
 	// other node's. The first address after the network address is the node's gateway. The IPv6
 	// ones follow from the network's prefix (see OverlayPrefix6).

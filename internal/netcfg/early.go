@@ -29,13 +29,14 @@ const (
 // sockets over lo. Both would otherwise pay for a table entry a connection and a lookup a packet.
 //
 // It is one chain a hook, and what is commonest leaves it first. divert is the index of
-// DivertDevice.
-func (r ruleset) addEarly(divert int) {
+// DivertDevice, underlay that of the underlay's device.
+func (r ruleset) addEarly(divert, underlay int) {
 	r.addRejected()
 	r.addLoopback()
 	in := r.base("early-in", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, earlyPriority)
 	r.rule(in, "early-out saw it; no program rejects what is on lo", indexMatch(expr.MetaKeyIIF, LoopbackIfindex),
 		lead(expr.VerdictGoto, loopbackChain))
+	r.addPlainIn(in, underlay)
 	r.rule(in, "policy rejects it", markMatch(r.cfg.RejectMark), lead(expr.VerdictGoto, rejectedChain))
 	r.rule(in, "tracked before, and maybe translated: not to be taken for another connection",
 		indexMatch(expr.MetaKeyIIF, divert), untracked())

@@ -67,6 +67,7 @@ var probes = []struct {
 	{"net_nft_guards", "nftables sets, counters and rules that refuse", tryGuards},
 	{"net_shape", "an ifb device with an HTB qdisc and a size table", tryShape},
 	{"net_mirred", "the tc action that redirects to a device", tryMirred},
+	{"net_wireguard", "a WireGuard device", tryWireGuard},
 }
 
 // inThrowAwayNetns runs f on a thread in a new network namespace. The thread ends with
@@ -184,7 +185,7 @@ func tryGuards(*netlink.Handle) error {
 	if err := r.addGuards([]netip.Addr{at}, nil); err != nil {
 		return err
 	}
-	r.addEarly(LoopbackIfindex)
+	r.addEarly(LoopbackIfindex, LoopbackIfindex)
 	return errnoOf("add guards", conn.Flush())
 }
 

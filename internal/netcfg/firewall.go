@@ -47,12 +47,13 @@ func (r ruleset) rule(chain *nftables.Chain, why string, parts ...[]expr.Any) {
 
 // setFirewall replaces Heddle's nftables table by what cfg needs, in one transaction: there is no
 // moment without it, and connections under translation keep theirs; chains of an earlier version go
-// with its table. divert is the index of DivertDevice, nodes are those from which the overlay is
-// accepted, and moved the addresses that have moved to this node, until Overlay.Set says otherwise.
+// with its table. divert is the index of DivertDevice, underlay that of the
+// underlay's device, nodes are those from which the overlay is accepted, and moved the addresses
+// that have moved to this node, until Overlay.Set says otherwise.
 //
 // Every packet of the node passes the base chains, so there is one a hook and priority, and the
 // first rules let go what nothing is to be done about: decision 0007 counts what that costs.
-func setFirewall(cfg NodeConfig, divert int, nodes, moved []netip.Addr) error {
+func setFirewall(cfg NodeConfig, divert, underlay int, nodes, moved []netip.Addr) error {
 	counts, err := GuardCounts()
 	if err != nil {
 		return err
@@ -69,7 +70,8 @@ func setFirewall(cfg NodeConfig, divert int, nodes, moved []netip.Addr) error {
 	if err := r.addGuards(nodes, counts); err != nil {
 		return err
 	}
-	r.addEarly(divert)
+	r.addEarly(divert, underlay)
+	r.addPlainOut(underlay)
 	r.addTranslated()
 	r.addDeliver()
 	outside := r.base("outside", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, *nftables.ChainPriorityNATSource)

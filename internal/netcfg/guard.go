@@ -42,7 +42,7 @@ func (r ruleset) addGuards(nodes []netip.Addr, counts map[string]uint64) error {
 	if err := r.c.AddSet(set, nodeElements(r.cfg.Underlay, nodes)); err != nil {
 		return fmt.Errorf("nftables set %s: %w", knownNodes, err)
 	}
-	for _, name := range []string{dropOverlayStranger, refuseStore} {
+	for _, name := range []string{dropOverlayStranger, refuseStore, dropPlain} {
 		r.c.AddObj(&nftables.CounterObj{Table: r.table, Name: name, Packets: counts[name]})
 	}
 	overlay := r.base("guard-overlay", nftables.ChainTypeFilter, nftables.ChainHookInput, *nftables.ChainPriorityRaw)

@@ -66,6 +66,10 @@ const (
 type NodeConfig struct {
 	// Underlay is the node's address on the network that joins the nodes. Some device here has it.
 	Underlay netip.Addr
+	// Outer is set if Underlay is an inner address, of WireGuardDevice: then it is the node's
+	// address on that network, and Inner the prefix of all inner addresses.
+	Outer netip.Addr
+	Inner netip.Prefix
 	// Prefixes are the node's own overlay prefixes, one a family at most. With an IPv6 one,
 	// CheckIPv6 has found nothing amiss.
 	Prefixes []netip.Prefix
@@ -101,6 +105,9 @@ type NodeConfig struct {
 type NodeDevices struct {
 	UnderlayIfindex int
 	UnderlayName    string
+	// OuterIfindex is the device of the network that joins the nodes. It is UnderlayIfindex, unless
+	// the node encrypts.
+	OuterIfindex int
 	// OverlayIfindex is that of OverlayDevice. It changes when SetupNode had to make the device
 	// anew.
 	OverlayIfindex int
@@ -117,6 +124,20 @@ type NodeDevices struct {
 	// Mark is NodeConfig.Mark.
 	Mark uint32
 }
+
+// Encrypted reports whether the underlay is WireGuard's device.
+func (c NodeConfig) Encrypted() bool { return c.Outer.IsValid() }
+
+// outer is the node's address on the network that joins the nodes.
+func (c NodeConfig) outer() netip.Addr {
+	if c.Encrypted() {
+		return c.Outer
+	}
+	return c.Underlay
+}
+
+// Encrypted reports whether the underlay is WireGuard's device, which has no Ethernet header.
+func (d NodeDevices) Encrypted() bool { return d.OuterIfindex != d.UnderlayIfindex }
 
 // validate fills defaults and reports the first wrong field.
 func (c *NodeConfig) validate() error {

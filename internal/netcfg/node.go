@@ -30,6 +30,10 @@ func SetupNode(cfg NodeConfig) (NodeDevices, error) {
 	if err != nil {
 		return NodeDevices{}, err
 	}
+	outer, err := findUnderlay(h, cfg.outer())
+	if err != nil {
+		return NodeDevices{}, err
+	}
 	overlay, err := setOverlayDevice(h, cfg, underlay)
 	if err != nil {
 		return NodeDevices{}, err
@@ -49,8 +53,10 @@ func SetupNode(cfg NodeConfig) (NodeDevices, error) {
 	steps := []func() error{
 		func() error { return setNodeRoutes(h, cfg) },
 		func() error { return setRule(h, cfg) },
-		func() error { return setForwarding(h, cfg, underlay) },
-		func() error { return setFirewall(cfg, divert.Attrs().Index, known, movedHere(routes)) },
+		func() error { return setForwarding(h, cfg, outer) },
+		func() error {
+			return setFirewall(cfg, divert.Attrs().Index, underlay.Attrs().Index, known, movedHere(routes))
+		},
 	}
 	for _, step := range steps {
 		if err := step(); err != nil {
@@ -60,6 +66,7 @@ func SetupNode(cfg NodeConfig) (NodeDevices, error) {
 	return NodeDevices{
 		UnderlayIfindex: underlay.Attrs().Index,
 		UnderlayName:    underlay.Attrs().Name,
+		OuterIfindex:    outer.Attrs().Index,
 		OverlayIfindex:  overlay.Attrs().Index,
 		DivertIfindex:   divert.Attrs().Index,
 		VTEPMAC:         overlay.Attrs().HardwareAddr.String(),
@@ -124,7 +131,7 @@ func findUnderlay(h *netlink.Handle, want netip.Addr) (netlink.Link, error) {
 // cannot be changed is made anew.
 func setOverlayDevice(h *netlink.Handle, cfg NodeConfig, underlay netlink.Link) (_ netlink.Link, err error) {
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.MTU, attrs.HardwareAddr = OverlayDevice, overlayMTU(underlay, cfg.Underlay), vtepMAC(cfg.Underlay)
+	attrs.Name, attrs.MTU, attrs.HardwareAddr = OverlayDevice, overlayMTU(underlay, cfg.Underlay), vtepMAC(cfg.outer())
 	want := &netlink.Vxlan{
 		LinkAttrs: attrs, VxlanId: int(cfg.VNI), VtepDevIndex: underlay.Attrs().Index,
 		SrcAddr: cfg.Underlay.AsSlice(), Port: int(cfg.VXLANPort), Learning: false,
@@ -284,7 +291,12 @@ func setNodeRoutes(h *netlink.Handle, cfg NodeConfig) error {
 	}
 	want := map[routeKey]bool{}
 	// The same for mirror addresses, which must never follow the default route.
-	for _, p := range append([]netip.Prefix{model.MirrorRange}, cfg.Prefixes...) {
+	unreachable := append([]netip.Prefix{model.MirrorRange}, cfg.Prefixes...)
+	if cfg.Encrypted() {
+		// Nor may what is for a node that is not reached.
+		unreachable = append(unreachable, cfg.Pool...)
+	}
+	for _, p := range unreachable {
 		r := route{table: unix.RT_TABLE_MAIN, dst: p, kind: unix.RTN_UNREACHABLE}
 		want[r.key()] = true
 		if err := ensureRoute(h, have, r); err != nil {
@@ -294,7 +306,8 @@ func setNodeRoutes(h *netlink.Handle, cfg NodeConfig) error {
 	return pruneRoutes(h, have, func(r route) bool {
 		switch r.kind {
 		case unix.RTN_UNREACHABLE:
-			return !want[r.key()] && r.metric != movedHereMetric // those are Overlay's
+			// Those are Overlay's, and SetWireGuard's.
+			return !want[r.key()] && r.metric != movedHereMetric && r.metric != innerMetric
 		case unix.RTN_LOCAL:
 			return r.table != cfg.Table
 		}

@@ -54,7 +54,8 @@ func deleteOwnLinks(h *netlink.Handle, gone func(string, ...any)) error {
 		overlay := l.Attrs().Name == OverlayDevice && l.Type() == "vxlan"
 		divert := l.Attrs().Name == DivertDevice && l.Attrs().HardwareAddr.String() == DivertMAC
 		shape := l.Attrs().Name == ShapeDevice && l.Attrs().HardwareAddr.String() == shapeMAC
-		if endpoint || overlay || divert || shape { // divertPeer goes with DivertDevice
+		encrypted := l.Attrs().Name == WireGuardDevice && l.Type() == "wireguard"
+		if endpoint || overlay || divert || shape || encrypted { // divertPeer goes with DivertDevice
 			errs = append(errs, deleteLink(h, l))
 			gone("device %s", l.Attrs().Name)
 		}

@@ -3,5 +3,6 @@ package netcfg
 import "net/netip"
 
 // VTEPMAC gives the hardware address that SetupNode gives the overlay device of the node with this
-// underlay address, so that the node can be registered before its devices exist.
+// address on the network that joins the nodes, so that the node can be registered before its
+// devices exist.
 func VTEPMAC(underlay netip.Addr) string { return vtepMAC(underlay).String() }

@@ -42,6 +42,7 @@ type Agent struct {
 	*reports
 	*flows
 	*tracer
+	keepKeys
 	attachments *attachments
 	recovery    *recovery
 	restorer    *restorer
@@ -60,7 +61,7 @@ func compose(h *host) *Agent {
 	fl, ps := newFlows(h), &policies{h}
 	h.setGroups, h.observe = es.noteGroups, fl.observe
 	return &Agent{
-		host: h, endpoints: es, limiter: li, migration: mg, membership: ms, policies: ps, stacks: &stacks{h}, peers: &peers{host: h}, reports: &reports{h, fl.kept}, flows: fl, tracer: &tracer{h, ps, fl},
+		host: h, endpoints: es, limiter: li, migration: mg, membership: ms, policies: ps, stacks: &stacks{h}, peers: &peers{host: h}, reports: &reports{h, fl.kept}, flows: fl, keepKeys: keepKeys{h}, tracer: &tracer{h, ps, fl},
 		docker: &docker{
 			host: h, attachments: at, endpoints: es, reserved: make(map[netip.Addr]model.EndpointID), asked: make(chan struct{}, 1),
 		},
@@ -114,6 +115,9 @@ func Start(ctx context.Context, cfg Config) (_ *Agent, err error) {
 	if err := a.join(ctx); err != nil {
 		return nil, err
 	}
+	if err := a.setUpEncryption(); err != nil {
+		return nil, err
+	}
 	if err := a.chooseFamilies(); err != nil {
 		return nil, err
 	}
@@ -153,8 +157,16 @@ func (a *Agent) join(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := a.openKeys(); err != nil {
+		return err
+	}
+	underlay := a.cfg.Underlay
+	if a.cfg.Encrypts() {
+		underlay = netip.Addr{} // the store gives an inner one
+	}
+	encrypts, _ := a.encryption.wanted()
 	a.self, err = register(ctx, s, a.record, model.Node{
-		Name: a.cfg.Name, Underlay: a.cfg.Underlay, Prefixes: a.cfg.Prefixes,
+		Name: a.cfg.Name, Underlay: underlay, WireGuard: encrypts, Prefixes: a.cfg.Prefixes,
 		VTEPMAC: netcfg.VTEPMAC(a.cfg.Underlay), ReadsSchema: store.Schema, PeerAPI: peerAPI,
 		Planes: model.NodePlanes{TCP: model.TCPNode{DirectPorts: a.cfg.DirectPorts, AnswersProbes: true}, Verbs: a.cfg.Verbs},
 	}, a.log)
@@ -171,8 +183,12 @@ func (a *Agent) setupKernel() (err error) {
 	if a.peers.listener != nil {
 		a.stores = append(a.stores, netip.AddrPortFrom(a.cfg.Underlay, a.cfg.PeerPort))
 	}
+	var outer netip.Addr
+	if a.cfg.Encrypts() {
+		outer = a.cfg.Underlay
+	}
 	a.devices, err = netcfg.SetupNode(netcfg.NodeConfig{
-		Underlay: a.self.Underlay, Prefixes: model.WithOverlay6(a.prefix6, a.self.Prefixes), Pool: a.pools(),
+		Underlay: a.self.Underlay, Outer: outer, Inner: a.cfg.EncryptPrefix, Prefixes: model.WithOverlay6(a.prefix6, a.self.Prefixes), Pool: a.pools(),
 		VNI: a.network.VNI, VXLANPort: a.network.VXLANPort, DirectPorts: a.self.Planes.TCP.DirectPorts,
 		Mark: model.Mark, OverlayMark: model.OverlayMark, DropMark: model.DropMark, RejectMark: model.RejectMark, Table: model.Table, RulePref: rulePref, Stores: a.stores,
 	})
@@ -214,6 +230,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	wg.Go(func() { a.restorer.repair(ctx) })
 	wg.Go(func() { a.restorer.compareMaps(ctx) })
 	wg.Go(func() { a.membership.followMembers(ctx) })
+	wg.Go(func() { a.keepKeys.run(ctx) })
 	serve("topology", func() error { return a.topology.followTopology(ctx, states, locals) })
 	serve("trapped calls", func() error { return a.traps.Serve(ctx) })
 	for _, p := range a.planes {

@@ -39,6 +39,13 @@ type Config struct {
 	Name string
 	// Underlay is the address other nodes reach this one by.
 	Underlay netip.Addr
+	// EncryptPrefix holds the inner addresses of the network's nodes, by which they send each other
+	// what is encrypted by WireGuard; EncryptPort is the UDP port, at Underlay, that the node takes
+	// it at. The zero Prefix: the node does not encrypt. EncryptKeyAge is after what time it takes
+	// another key; 0: when it is asked to.
+	EncryptPrefix netip.Prefix
+	EncryptPort   uint16
+	EncryptKeyAge time.Duration
 	// DirectPorts is where the node takes direct connections.
 	DirectPorts model.PortRange
 	// Verbs is what other nodes are told for their verbs planes.
@@ -127,6 +134,9 @@ func (c Config) Validate() error {
 	if !c.Underlay.Is4() {
 		return fmt.Errorf("underlay %s: IPv6 underlays are not supported; give an IPv4 address", c.Underlay)
 	}
+	if err := c.validateEncryption(); err != nil {
+		return err
+	}
 	if err := c.DirectPorts.Validate(); err != nil {
 		return fmt.Errorf("direct ports: %w", err)
 	}
@@ -157,6 +167,34 @@ func (c Config) Validate() error {
 		return fmt.Errorf("docker plugin %q: want an absolute path that ends in .sock; its name before that is the driver's", c.DockerPlugin)
 	}
 	return c.validateStore()
+}
+
+// Encrypts reports whether the node is to encrypt what it sends to others.
+func (c Config) Encrypts() bool { return c.EncryptPrefix.IsValid() }
+
+func (c Config) encryptedEndpoint() netip.AddrPort {
+	return netip.AddrPortFrom(c.Underlay, c.EncryptPort)
+}
+
+// minKeyAge is more than the change of a key takes.
+const minKeyAge = time.Minute
+
+func (c Config) validateEncryption() error {
+	if !c.Encrypts() {
+		return nil
+	}
+	if err := model.ValidateInner(c.EncryptPrefix); err != nil {
+		return fmt.Errorf("inner addresses: %w", err)
+	}
+	switch {
+	case c.EncryptPort == 0:
+		return errors.New("encrypt port 0: want 1..65535")
+	case c.EncryptPrefix.Contains(c.Underlay):
+		return fmt.Errorf("inner addresses %s: the underlay address %s is among them; choose another --encrypt-prefix, equal on all nodes", c.EncryptPrefix, c.Underlay)
+	case c.EncryptKeyAge < 0 || c.EncryptKeyAge > 0 && c.EncryptKeyAge < minKeyAge:
+		return fmt.Errorf("key age %s: want at least %s, or 0 for keys that are changed when asked", c.EncryptKeyAge, minKeyAge)
+	}
+	return nil
 }
 
 // validateStore reports settings of the store that cannot be meant.

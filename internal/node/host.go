@@ -43,8 +43,10 @@ type host struct {
 	enforcer *enforcer
 	stacker  *stacker
 	known    *registry
-	view     view
-	faults   faults
+	// encryption is shared by what follows the network, and what keeps the keys.
+	encryption encryption
+	view       view
+	faults     faults
 }
 
 // checkHost finds what would make a later step fail, before anything outside this process is
@@ -52,6 +54,11 @@ type host struct {
 func (h *host) checkHost() error {
 	if err := netcfg.CheckUnderlay(h.cfg.Underlay); err != nil {
 		return err
+	}
+	if h.cfg.Encrypts() {
+		if err := netcfg.CheckWireGuard(); err != nil {
+			return fmt.Errorf("--encrypt wireguard: %w", err)
+		}
 	}
 	if err := h.checkPlanes(); err != nil {
 		return err
@@ -83,7 +90,7 @@ func (h *host) chooseFamilies() error {
 		h.ipv6 = api.IPv6{Reason: api.IPv6NetworkOff, Detail: "the network was made without an IPv6 prefix"}
 		return nil
 	}
-	err := netcfg.CheckIPv6(h.cfg.Underlay)
+	err := netcfg.CheckIPv6(h.self.Underlay)
 	var lacking *netcfg.IPv6Error
 	if errors.As(err, &lacking) {
 		h.ipv6 = api.IPv6{Reason: lacking.Check, Detail: lacking.Err.Error()}

@@ -59,7 +59,7 @@ func (ps *peers) AskNode(ctx context.Context, name, target string) (*http.Respon
 		return nil, &api.Error{Code: api.CodeUnsupported, Message: "its agent answers no others: it is of an earlier build, or started with --peer-port 0",
 			Remedy: "ask on the node itself"}
 	}
-	resp, err := ps.identity.Get(ctx, netip.AddrPortFrom(n.Underlay, n.PeerAPI.Port), n.PeerAPI.Key, target)
+	resp, err := ps.identity.Get(ctx, netip.AddrPortFrom(n.Outer(), n.PeerAPI.Port), n.PeerAPI.Key, target)
 	if err != nil && ctx.Err() == nil {
 		return nil, &api.Error{Code: api.CodeUnavailable, Message: "does not answer: " + err.Error(), Remedy: "`heddle nodes` says whether its agent lives"}
 	}

@@ -36,9 +36,9 @@ func (rc *recovery) reconcileReplaced(ctx context.Context, state store.State) (t
 	defer cancel()
 	if !slices.ContainsFunc(state.Nodes, func(n model.Node) bool {
 		n.Moved = nil // moves say that, not the node
-		return reflect.DeepEqual(n, rc.self)
+		return reflect.DeepEqual(n, rc.ownRecord())
 	}) {
-		if _, err := rc.store.JoinNode(ctx, rc.self); err != nil {
+		if _, err := rc.store.JoinNode(ctx, rc.ownRecord()); err != nil {
 			return false, fmt.Errorf("join a store that was replaced: %w", err)
 		}
 		told = true
@@ -113,7 +113,7 @@ func (rc *recovery) rejoin(ctx context.Context, state store.State) error {
 	if _, err := rc.store.InitNetwork(ctx, rc.network); err != nil {
 		return fmt.Errorf("join a store that lost this node: %w", err)
 	}
-	if _, err := rc.store.JoinNode(ctx, rc.self); err != nil {
+	if _, err := rc.store.JoinNode(ctx, rc.ownRecord()); err != nil {
 		return fmt.Errorf("join a store that lost this node; restart the agent to let it take other prefixes: %w", err)
 	}
 	if _, err := rc.enforcer.giveBack(ctx, rc.store, state); err != nil {

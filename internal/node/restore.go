@@ -55,6 +55,9 @@ func (rs *restorer) restore(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if state, err = rs.admit(state); err != nil {
+		rs.log.Error("peers of encryption not set; will try again", "err", err)
+	}
 	for i, e := range mine {
 		if mine[i], err = rs.refamily(ctx, e); err != nil {
 			return err

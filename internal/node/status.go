@@ -30,8 +30,12 @@ func (rp *reports) Status(ctx context.Context) (api.Status, error) {
 	state, applyErr := rp.view.last()
 	enforced, _ := rp.enforcer.snapshot()
 	calls := rp.traps.Stats()
+	encrypted, err := rp.encryptionStatus(time.Now())
+	if err != nil {
+		return api.Status{}, err
+	}
 	st := api.Status{
-		Node: rp.self, Policy: enforced,
+		Node: rp.ownRecord(), Encryption: encrypted, Policy: enforced,
 		Network: api.Network{
 			ID: rp.network.ID, Pool: rp.network.Pool, Prefix6: rp.network.Prefix6, VNI: rp.network.VNI, VXLANPort: rp.network.VXLANPort,
 		},

@@ -97,6 +97,7 @@ func (tp *topology) follow(ctx context.Context, state store.State, local []netip
 	if !knowsNode(state, tp.self.Name) {
 		return tp.recovery.rejoin(ctx, state)
 	}
+	state, admitted := tp.admit(state)
 	if state.History != *history {
 		told, err := tp.recovery.reconcileReplaced(ctx, state)
 		if err != nil {
@@ -112,7 +113,7 @@ func (tp *topology) follow(ctx context.Context, state store.State, local []netip
 	// be found, and who is gone must not be. Then a new endpoint of another node counts, here, as
 	// its prefix does; its own node judges it by its class. An endpoint of this node does not
 	// start.
-	return errors.Join(wrap("apply policy", tp.enforcer.follow(state, local)), wrap("apply stack profiles", tp.stacker.follow(state)), wrap("apply topology", tp.applyTopology(state, local)), tp.migration.letGo(ctx, state))
+	return errors.Join(admitted, wrap("apply policy", tp.enforcer.follow(state, local)), wrap("apply stack profiles", tp.stacker.follow(state)), wrap("apply topology", tp.applyTopology(state, local)), tp.migration.letGo(ctx, state))
 }
 
 func wrap(what string, err error) error {

@@ -30,8 +30,11 @@ func AllocatePrefixes(network Network, nodes []model.Node, n model.Node) (model.
 			}
 			continue
 		}
-		if other.Underlay == n.Underlay {
+		if n.Underlay.IsValid() && other.Underlay == n.Underlay {
 			return model.Node{}, &UnderlayInUseError{Addr: n.Underlay, Node: other.Name}
+		}
+		if other.Outer() == n.Outer() {
+			return model.Node{}, &UnderlayInUseError{Addr: n.Outer(), Node: other.Name}
 		}
 		for _, p := range other.Prefixes {
 			used = append(used, p)
@@ -45,12 +48,23 @@ func AllocatePrefixes(network Network, nodes []model.Node, n model.Node) (model.
 		}
 		n.Prefixes = []netip.Prefix{p}
 	}
+	if n.Encrypts() && !n.Underlay.IsValid() {
+		var err error
+		if n.Underlay, err = freeInner(nodes, n); err != nil {
+			return model.Node{}, err
+		}
+	}
 	if err := validateNode(n); err != nil {
 		return model.Node{}, err
 	}
 	for _, p := range network.Pool {
-		if p.Contains(n.Underlay) {
-			return model.Node{}, &OverlapError{Prefix: p, With: fmt.Sprintf("underlay address %s of node %s", n.Underlay, n.Name)}
+		for _, a := range []netip.Addr{n.Underlay, n.Outer()} {
+			if p.Contains(a) {
+				return model.Node{}, &OverlapError{Prefix: p, With: fmt.Sprintf("underlay address %s of node %s", a, n.Name)}
+			}
+		}
+		if n.Encrypts() && p.Overlaps(n.WireGuard.Prefix) {
+			return model.Node{}, &OverlapError{Prefix: p, With: fmt.Sprintf("the inner addresses %s of node %s", n.WireGuard.Prefix, n.Name)}
 		}
 	}
 	for _, p := range n.Prefixes {
@@ -64,6 +78,41 @@ func AllocatePrefixes(network Network, nodes []model.Node, n model.Node) (model.
 		}
 	}
 	return n, nil
+}
+
+// freeInner gives the inner address of n, which encrypts: the one that it had, or the lowest free
+// one of its prefix.
+func freeInner(nodes []model.Node, n model.Node) (netip.Addr, error) {
+	prefix, used := n.WireGuard.Prefix, make(map[netip.Addr]bool)
+	if err := model.ValidateInner(prefix); err != nil {
+		return netip.Addr{}, fmt.Errorf("node %s: wireguard: %w", n.Name, err)
+	}
+	for _, other := range nodes {
+		if other.Name == n.Name && other.WireGuard.Prefix == prefix {
+			return other.Underlay, nil
+		}
+		used[other.Underlay] = true
+	}
+	for a := prefix.Addr().Next(); a != lastAddr(prefix); a = a.Next() {
+		if !used[a] {
+			return a, nil
+		}
+	}
+	return netip.Addr{}, fmt.Errorf("%w: no free inner address in %s: remove nodes that are gone", ErrPoolExhausted, prefix)
+}
+
+// CheckReaders reports a *ReadersError if one of nodes would misread the record of n, and gives the
+// revision of the schema that the network's readers must know with n.
+func CheckReaders(nodes []model.Node, n model.Node) (schema int, err error) {
+	if !n.Encrypts() {
+		return 0, nil
+	}
+	for _, other := range nodes {
+		if other.Name != n.Name && other.ReadsSchema < WireGuardSchema {
+			return 0, &ReadersError{Node: other.Name}
+		}
+	}
+	return WireGuardSchema, nil
 }
 
 // CheckHeld reports a *PrefixInUseError if one of the addresses the node's endpoints hold is of the

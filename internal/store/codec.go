@@ -205,6 +205,11 @@ func validateNode(n model.Node) error {
 	if err := validateAddr(n.Underlay); err != nil {
 		return fmt.Errorf("node %s: underlay: %w", n.Name, err)
 	}
+	if n.Encrypts() {
+		if err := n.WireGuard.Validate(n.Underlay); err != nil {
+			return fmt.Errorf("node %s: wireguard: %w", n.Name, err)
+		}
+	}
 	if len(n.Prefixes) == 0 || len(n.Prefixes) > maxNodePrefixes {
 		return fmt.Errorf("node %s: %d prefixes, want 1 to %d", n.Name, len(n.Prefixes), maxNodePrefixes)
 	}

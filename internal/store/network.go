@@ -32,8 +32,13 @@ type Network struct {
 }
 
 // Schema is the latest revision of docs/protocols/store-schema.md that this build reads and the one
-// that it writes. What it writes readers of the first revision understand, too.
-const Schema = 3
+// that it writes. What it writes readers of the first revision understand, too, unless a node
+// encrypts.
+const Schema = 4
+
+// WireGuardSchema is the revision from which on agents know nodes that encrypt. Earlier ones would
+// send what is for their inner addresses to whoever routes these.
+const WireGuardSchema = 4
 
 // Defaults for fields of Network that nobody set.
 const (

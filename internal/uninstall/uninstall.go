@@ -24,6 +24,7 @@ import (
 	"heddle.dev/heddle/internal/plane/tcp/procnet"
 	"heddle.dev/heddle/internal/plane/verbs"
 	"heddle.dev/heddle/internal/plane/verbs/folder"
+	"heddle.dev/heddle/internal/wireguard"
 )
 
 // Node is what an agent was told about places: its --state-dir, --bpf-dir, --api-socket,
@@ -44,7 +45,7 @@ type Node struct {
 const processesEnd = 10 * time.Second
 
 // stateFiles is all that agents make in their state directory. Nothing else is ever removed.
-var stateFiles = slices.Concat([]string{"holder.sock", "holder.sock.lock", "instance", "etcd", "trust", "join.pem", "peer.pem"}, verbs.StateFiles, stacks.StateFiles(), queues.StateFiles)
+var stateFiles = slices.Concat([]string{"holder.sock", "holder.sock.lock", "instance", "etcd", "trust", "join.pem", "peer.pem"}, wireguard.StateFiles, verbs.StateFiles, stacks.StateFiles(), queues.StateFiles)
 
 // socketFiles is what agents make beside their sockets' paths.
 const (

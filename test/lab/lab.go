@@ -16,12 +16,13 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"heddle.dev/heddle/internal/patience"
 	"heddle.dev/heddle/internal/testutil"
 )
 
 // Command runs `heddle lab` for this lab.
 func Command(verb string, args ...string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), patience.For(2*time.Minute))
 	defer cancel()
 	cmd := exec.CommandContext(ctx, Bin, append([]string{"lab", verb, "--lab", Name}, args...)...)
 	out, err := cmd.CombinedOutput()

@@ -119,7 +119,7 @@ func Open(cfg Config) (_ *Plane, err error) {
 		Underlay: cfg.Self.Underlay, Prefix6: cfg.Prefix6, Pool: cfg.Pool, DirectPorts: cfg.Self.Planes.TCP.DirectPorts, VXLANPort: cfg.VXLANPort, VNI: cfg.VNI,
 		Mark: model.Mark, OverlayMark: model.OverlayMark, DropMark: model.DropMark, RejectMark: model.RejectMark,
 		EndpointSockets: cfg.EndpointSockets, NodePorts: p.nodePorts, EndpointPorts: p.cfg.EndpointPorts, EphemeralPorts: ephemeral, Congestion: usual, StuckChanged: p.passesChanged,
-		DivertIfindex: cfg.Devices.DivertIfindex, UnderlayIfindex: cfg.Devices.UnderlayIfindex,
+		DivertIfindex: cfg.Devices.DivertIfindex, UnderlayIfindex: cfg.Devices.UnderlayIfindex, UnderlayRaw: cfg.Devices.Encrypted(),
 	})
 	if err != nil {
 		return nil, err
@@ -164,6 +164,7 @@ func (p *Plane) attachToNode() error {
 		{p.cfg.Devices.OverlayIfindex, netcfg.Ingress, progs.FromOverlay, "from_overlay"},
 		{p.cfg.Devices.OverlayIfindex, netcfg.Egress, progs.ToOverlay, "to_overlay"},
 		{p.cfg.Devices.UnderlayIfindex, netcfg.Ingress, progs.FromUnderlay, "from_underlay"},
+		{p.cfg.Devices.OuterIfindex, netcfg.Ingress, progs.FromUnderlay, "from_underlay"},
 		{netcfg.LoopbackIfindex, netcfg.Ingress, progs.FromLo, "from_lo"},
 	} {
 		if err := netcfg.AttachTC(t.ifindex, t.direction, t.prog, t.name); err != nil {

@@ -179,7 +179,14 @@ func (s *Store) JoinNode(ctx context.Context, n model.Node) (stored model.Node, 
 		if err != nil || string(value) == before {
 			return nil, err
 		}
-		return []clientv3.Op{clientv3.OpPut(s.keys.Node(n.Name), string(value))}, nil
+		ops := []clientv3.Op{clientv3.OpPut(s.keys.Node(n.Name), string(value))}
+		schema, err := store.CheckReaders(nodes, stored)
+		if err == nil && schema > network.Schema {
+			network.Schema = schema
+			value, err = store.EncodeNetwork(network)
+			ops = append(ops, clientv3.OpPut(s.keys.Network(), string(value)))
+		}
+		return ops, err
 	})
 	if err != nil {
 		return model.Node{}, err

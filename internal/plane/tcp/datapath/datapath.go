@@ -62,6 +62,8 @@ type Config struct {
 	StuckChanged func()
 	// DivertIfindex and UnderlayIfindex are devices of the node (netcfg.NodeDevices).
 	DivertIfindex, UnderlayIfindex int
+	// UnderlayRaw says that the underlay's device has no Ethernet header.
+	UnderlayRaw bool
 }
 
 func (c Config) validate() error {
@@ -275,6 +277,7 @@ func setVariables(spec *ebpf.CollectionSpec, cfg Config) error {
 		"config_congestion":       congestionName(cfg.Congestion),
 		"config_divert_ifindex":   uint32(cfg.DivertIfindex),
 		"config_underlay_ifindex": uint32(cfg.UnderlayIfindex),
+		"config_underlay_raw":     word(cfg.UnderlayRaw),
 	}
 	values["config_pool"], values["config_pool_mask"] = poolWords(cfg.Pool)
 	for name, v := range values {
@@ -283,6 +286,14 @@ func setVariables(spec *ebpf.CollectionSpec, cfg Config) error {
 		}
 	}
 	return setWithout(spec)
+}
+
+// word gives what C takes for true or false.
+func word(b bool) uint32 {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 // configPools is CONFIG_POOLS of bpf/include/config.h.

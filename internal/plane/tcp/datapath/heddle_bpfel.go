@@ -317,7 +317,8 @@ const (
 	heddleHeddleReasonREASON_REFUSE_STACK_SETTING       heddleHeddleReason = 73
 	heddleHeddleReasonREASON_FALLBACK_STACK_SETTING     heddleHeddleReason = 74
 	heddleHeddleReasonREASON_LOST_FLOW_EVENT            heddleHeddleReason = 75
-	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 76
+	heddleHeddleReasonREASON_DROP_PLAIN                 heddleHeddleReason = 76
+	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 77
 )
 
 type heddleHeddleVerdict uint32
@@ -757,6 +758,7 @@ const (
 	heddleVarConfigRejectMark      = "config_reject_mark"
 	heddleVarConfigUnderlay        = "config_underlay"
 	heddleVarConfigUnderlayIfindex = "config_underlay_ifindex"
+	heddleVarConfigUnderlayRaw     = "config_underlay_raw"
 	heddleVarConfigVni             = "config_vni"
 	heddleVarConfigVxlanPort       = "config_vxlan_port"
 	heddleVarConfigWithout         = "config_without"
@@ -948,6 +950,7 @@ type heddleVariableSpecs struct {
 	ConfigRejectMark      *ebpf.VariableSpec `ebpf:"config_reject_mark"`
 	ConfigUnderlay        *ebpf.VariableSpec `ebpf:"config_underlay"`
 	ConfigUnderlayIfindex *ebpf.VariableSpec `ebpf:"config_underlay_ifindex"`
+	ConfigUnderlayRaw     *ebpf.VariableSpec `ebpf:"config_underlay_raw"`
 	ConfigVni             *ebpf.VariableSpec `ebpf:"config_vni"`
 	ConfigVxlanPort       *ebpf.VariableSpec `ebpf:"config_vxlan_port"`
 	ConfigWithout         *ebpf.VariableSpec `ebpf:"config_without"`
@@ -1117,6 +1120,7 @@ type heddleVariables struct {
 	ConfigRejectMark      *ebpf.Variable `ebpf:"config_reject_mark"`
 	ConfigUnderlay        *ebpf.Variable `ebpf:"config_underlay"`
 	ConfigUnderlayIfindex *ebpf.Variable `ebpf:"config_underlay_ifindex"`
+	ConfigUnderlayRaw     *ebpf.Variable `ebpf:"config_underlay_raw"`
 	ConfigVni             *ebpf.Variable `ebpf:"config_vni"`
 	ConfigVxlanPort       *ebpf.Variable `ebpf:"config_vxlan_port"`
 	ConfigWithout         *ebpf.Variable `ebpf:"config_without"`

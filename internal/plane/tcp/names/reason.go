@@ -156,6 +156,8 @@ var Reasons = []model.Reason{
 		Remedy: "`heddle stack` says whether the node has the congestion control; a large segment size needs a connection that is not there yet"},
 	{Name: "lost_flow_event", Kind: model.KindLost, Help: "event of a connection that `heddle observe` does not have: the agent read too slowly",
 		Remedy: "nothing, if few; many: a flood of connections, or an agent that gets no processor time. Connections are not affected"},
+	{Name: "drop_plain", Kind: model.KindDrop, Help: "packet to or from an inner address of a network that encrypts, by another device than WireGuard's",
+		Remedy: "in: somebody on the underlay tries; out: the device heddle-wg0 is gone or down: restart the agent"},
 }
 
 // String gives the reason's name.

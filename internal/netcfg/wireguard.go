@@ -1,0 +1,290 @@
+package netcfg
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	"golang.zx2c4.com/wireguard/wgctrl"
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
+	"heddle.dev/heddle/internal/model"
+)
+
+// WireGuardDevice is the device by which the nodes' inner addresses are reached.
+const WireGuardDevice = "heddle-wg0"
+
+// wireGuardOverhead is what WireGuard adds to a packet at most, in bytes: its own headers, UDP's
+// and IPv6's. On IPv4 20 of them are not used, as is usual.
+const wireGuardOverhead = 80
+
+// innerMetric is that of the route by which inner addresses are unreachable where the device is
+// not. An agent that does not encrypt leaves it: sockets of before send from an inner address.
+const innerMetric = 18533
+
+// WireGuard is what SetWireGuard brings the device to.
+type WireGuard struct {
+	// Outer is the node's address on the network that joins the nodes, Port the UDP port there.
+	Outer netip.Addr
+	Port  uint16
+	// Inner is the node's inner address, in Prefix: all of that is reached by the device.
+	Inner  netip.Addr
+	Prefix netip.Prefix
+	// PrivateKey is the node's.
+	PrivateKey [32]byte
+}
+
+// WireGuardPeer is a key of another node.
+type WireGuardPeer struct {
+	Key      model.PublicKey
+	Endpoint netip.AddrPort
+	// Inner is the address that the holder of the key has. The zero Addr: the key may shake hands,
+	// and have nothing yet.
+	Inner netip.Addr
+}
+
+// WireGuardState is what the device says of a peer.
+type WireGuardState struct {
+	Inner netip.Addr
+	// Handshake is when the last one was, the zero Time if there was none.
+	Handshake      time.Time
+	Sent, Received uint64 // bytes, encrypted
+}
+
+// SetWireGuard makes the device, or brings the one there to w: with the same key, what goes by it
+// does not notice. Peers stay as they are.
+func SetWireGuard(w WireGuard) error {
+	h, err := open()
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	outer, err := findUnderlay(h, w.Outer)
+	if err != nil {
+		return err
+	}
+	link, err := wireGuardLink(h)
+	if err != nil {
+		return err
+	}
+	if err := innerIsFree(h, link, w.Prefix); err != nil {
+		return err
+	}
+	if err := errors.Join(quietIPv6(WireGuardDevice), setMTU(h, link, outer.Attrs().MTU-wireGuardOverhead)); err != nil {
+		return err
+	}
+	have, err := ownRoutes(h)
+	if err != nil {
+		return err
+	}
+	if err := ensureRoute(h, have, route{table: unix.RT_TABLE_MAIN, dst: w.Prefix, kind: unix.RTN_UNREACHABLE, metric: innerMetric}); err != nil {
+		return err
+	}
+	port, key := int(w.Port), wgtypes.Key(w.PrivateKey)
+	if err := configureWireGuard(wgtypes.Config{PrivateKey: &key, ListenPort: &port}); err != nil {
+		return err
+	}
+	if err := setUp(h, link); errors.Is(err, unix.EADDRINUSE) {
+		return fmt.Errorf("encrypt port %d: the UDP port is in use here; choose another with --encrypt-port: %w", w.Port, err)
+	} else if err != nil {
+		return err
+	}
+	return setInner(h, link, netip.PrefixFrom(w.Inner, w.Prefix.Bits()))
+}
+
+// wireGuardLink gives the device, which it makes unless it is there.
+func wireGuardLink(h *netlink.Handle) (netlink.Link, error) {
+	have, err := findLink(h, WireGuardDevice)
+	if err != nil {
+		return nil, err
+	}
+	if have == nil {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = WireGuardDevice
+		if err := h.LinkAdd(&netlink.Wireguard{LinkAttrs: attrs}); err != nil {
+			return nil, fmt.Errorf("add device %s: %w", WireGuardDevice, noWireGuard(err))
+		}
+		if have, err = h.LinkByName(WireGuardDevice); err != nil {
+			return nil, fmt.Errorf("device %s: %w", WireGuardDevice, err)
+		}
+	}
+	if have.Type() != "wireguard" {
+		return nil, fmt.Errorf("device %s: the name is taken by a device of kind %s; rename or delete it", WireGuardDevice, have.Type())
+	}
+	return have, nil
+}
+
+// noWireGuard says what to do about a kernel without WireGuard.
+func noWireGuard(err error) error {
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return fmt.Errorf("%w: this kernel has no WireGuard: load or install its module (modprobe wireguard; Linux 5.6 and later have it), or start every node of the network without --encrypt", err)
+	}
+	return err
+}
+
+// CheckWireGuard reports why this kernel makes no WireGuard device. It leaves nothing behind.
+func CheckWireGuard() error {
+	return inThrowAwayNetns(func() error {
+		h, err := open()
+		if err != nil {
+			return err
+		}
+		defer h.Close()
+		return noWireGuard(tryWireGuard(h))
+	})
+}
+
+func tryWireGuard(h *netlink.Handle) error {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "probe-wg"
+	return errnoOf("add wireguard", h.LinkAdd(&netlink.Wireguard{LinkAttrs: attrs}))
+}
+
+// innerIsFree reports whether some other device has an address in the prefix of inner addresses.
+func innerIsFree(h *netlink.Handle, own netlink.Link, prefix netip.Prefix) error {
+	addrs, err := dump(func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_V4) })
+	if err != nil {
+		return fmt.Errorf("list addresses: %w", err)
+	}
+	for _, a := range addrs {
+		if p := fromIPNet(a.IPNet); a.LinkIndex != own.Attrs().Index && p.Overlaps(prefix) {
+			return fmt.Errorf("inner addresses %s: this host uses %s; choose another --encrypt-prefix, equal on all nodes", prefix, p)
+		}
+	}
+	return nil
+}
+
+// setInner makes want the device's one address. Its prefix makes the route to all inner addresses.
+func setInner(h *netlink.Handle, link netlink.Link, want netip.Prefix) error {
+	have, err := dump(func() ([]netlink.Addr, error) { return h.AddrList(link, netlink.FAMILY_ALL) })
+	if err != nil {
+		return fmt.Errorf("device %s: list addresses: %w", WireGuardDevice, err)
+	}
+	found := false
+	for _, a := range have {
+		if p := fromIPNet(a.IPNet); p == want {
+			found = true
+		} else if err := h.AddrDel(link, &a); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
+			return fmt.Errorf("device %s: remove address %v: %w", WireGuardDevice, p, err)
+		}
+	}
+	if found {
+		return nil
+	}
+	network := &net.IPNet{IP: want.Addr().AsSlice(), Mask: net.CIDRMask(want.Bits(), want.Addr().BitLen())}
+	if err := h.AddrAdd(link, &netlink.Addr{IPNet: network}); err != nil {
+		return fmt.Errorf("device %s: add address %v: %w", WireGuardDevice, want, err)
+	}
+	return nil
+}
+
+// SetWireGuardKey gives the device another private key. Peers that accept it shake hands anew.
+func SetWireGuardKey(private [32]byte) error {
+	key := wgtypes.Key(private)
+	return configureWireGuard(wgtypes.Config{PrivateKey: &key})
+}
+
+// SetWireGuardPeers makes want the device's peers: no two with the same key or inner address. What
+// is as it should be is left alone; an inner address that goes to another key goes in one step.
+func SetWireGuardPeers(want []WireGuardPeer) error {
+	dev, err := readWireGuard()
+	if err != nil {
+		return err
+	}
+	if changes := peerChanges(dev.Peers, want); len(changes) > 0 {
+		return configureWireGuard(wgtypes.Config{Peers: changes})
+	}
+	return nil
+}
+
+// peerChanges gives what leads from the peers that there are to want. Those that go come last: what
+// takes their place has their address by then.
+func peerChanges(have []wgtypes.Peer, want []WireGuardPeer) (changes []wgtypes.PeerConfig) {
+	old := make(map[wgtypes.Key]wgtypes.Peer, len(have))
+	for _, p := range have {
+		old[p.PublicKey] = p
+	}
+	for _, w := range want {
+		key := wgtypes.Key(w.Key)
+		p, is := old[key]
+		delete(old, key)
+		var allowed []net.IPNet
+		if w.Inner.IsValid() {
+			allowed = []net.IPNet{{IP: w.Inner.AsSlice(), Mask: net.CIDRMask(w.Inner.BitLen(), w.Inner.BitLen())}}
+		}
+		same := slices.EqualFunc(p.AllowedIPs, allowed, func(a, b net.IPNet) bool { return a.String() == b.String() })
+		if is && same && p.Endpoint != nil && p.Endpoint.AddrPort() == w.Endpoint {
+			continue
+		}
+		changes = append(changes, wgtypes.PeerConfig{
+			PublicKey: key, Endpoint: net.UDPAddrFromAddrPort(w.Endpoint), ReplaceAllowedIPs: true, AllowedIPs: allowed,
+		})
+	}
+	for _, p := range have {
+		if _, stale := old[p.PublicKey]; stale {
+			changes = append(changes, wgtypes.PeerConfig{PublicKey: p.PublicKey, Remove: true})
+		}
+	}
+	return changes
+}
+
+// WireGuardPeers gives what the device says of its peers, by their keys.
+func WireGuardPeers() (map[model.PublicKey]WireGuardState, error) {
+	dev, err := readWireGuard()
+	if err != nil {
+		return nil, err
+	}
+	out := make(map[model.PublicKey]WireGuardState, len(dev.Peers))
+	for _, p := range dev.Peers {
+		s := WireGuardState{Handshake: p.LastHandshakeTime, Sent: uint64(p.TransmitBytes), Received: uint64(p.ReceiveBytes)}
+		if len(p.AllowedIPs) > 0 {
+			s.Inner = fromIP(p.AllowedIPs[0].IP)
+		}
+		out[model.PublicKey(p.PublicKey)] = s
+	}
+	return out, nil
+}
+
+// RemoveWireGuard deletes the device of an earlier agent, which encrypted.
+func RemoveWireGuard() error {
+	h, err := open()
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	have, err := findLink(h, WireGuardDevice)
+	if err != nil || have == nil || have.Type() != "wireguard" {
+		return err
+	}
+	return deleteLink(h, have)
+}
+
+func readWireGuard() (*wgtypes.Device, error) {
+	c, err := wgctrl.New()
+	if err != nil {
+		return nil, fmt.Errorf("open WireGuard: %w", err)
+	}
+	defer c.Close()
+	dev, err := c.Device(WireGuardDevice)
+	if err != nil {
+		return nil, fmt.Errorf("read device %s: %w", WireGuardDevice, err)
+	}
+	return dev, nil
+}
+
+func configureWireGuard(cfg wgtypes.Config) error {
+	c, err := wgctrl.New()
+	if err != nil {
+		return fmt.Errorf("open WireGuard: %w", err)
+	}
+	defer c.Close()
+	if err := c.ConfigureDevice(WireGuardDevice, cfg); err != nil {
+		return fmt.Errorf("configure device %s: %w", WireGuardDevice, err)
+	}
+	return nil
+}

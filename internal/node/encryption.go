@@ -1,0 +1,320 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg"
+	"heddle.dev/heddle/internal/store"
+	"heddle.dev/heddle/internal/wireguard"
+)
+
+// keysEvery is how often an agent looks whether its key is to be changed.
+const keysEvery = time.Second
+
+// answersWithin is for how long after its last answer a node may have connections although its
+// agent is away.
+const answersWithin = 10 * time.Minute
+
+// sessionTime is how long after its handshake WireGuard's session ends (REJECT_AFTER_TIME).
+const sessionTime = 3 * time.Minute
+
+// encryption is what the node has of WireGuard. The zero value is of a node that does not encrypt:
+// it leaves out those that do.
+type encryption struct {
+	// keys are nil on a node that does not encrypt. step has them, and what is beside them; all
+	// others what mu guards.
+	change    sync.Mutex
+	keys      *wireguard.Keys
+	kernel    model.PublicKey // of the key that the device has
+	published time.Time       // when the store got the next key
+
+	mu     sync.Mutex
+	own    model.WireGuardNode // what the store is to have
+	stored model.WireGuardNode // what it has, as far as is known
+	since  time.Time           // when the key in use was made
+	waits  []string
+	peers  []wireguard.Peer
+	unfit  map[string]model.PlainReason
+}
+
+// keepKeys is the goroutine of a node that encrypts: it changes the node's key when an operator or
+// its age asks for it, until ctx ends.
+type keepKeys struct{ *host }
+
+// openKeys reads or makes the node's keys, before the store hears of the node.
+func (h *host) openKeys() (err error) {
+	if !h.cfg.Encrypts() {
+		return nil
+	}
+	e := &h.encryption
+	if e.keys, err = wireguard.OpenKeys(h.cfg.StateDir); err != nil {
+		return err
+	}
+	e.published = time.Now() // at the latest: joining comes after
+	return e.note(h.cfg)
+}
+
+// note brings what others are told to the keys there are.
+func (e *encryption) note(cfg Config) error {
+	made, err := e.keys.Made()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.since = made
+	e.own = model.WireGuardNode{Endpoint: cfg.encryptedEndpoint(), Prefix: cfg.EncryptPrefix, Key: e.keys.Public(), Next: e.keys.Next()}
+	return err
+}
+
+func (e *encryption) wanted() (own, stored model.WireGuardNode) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.own, e.stored
+}
+
+// ownRecord is the node as the store is to have it.
+func (h *host) ownRecord() model.Node {
+	n := h.self
+	n.WireGuard, _ = h.encryption.wanted()
+	return n
+}
+
+// setUpEncryption makes the device by which the node's underlay address is reached, or removes that
+// of an earlier agent.
+func (h *host) setUpEncryption() error {
+	e := &h.encryption
+	if !h.cfg.Encrypts() {
+		return netcfg.RemoveWireGuard()
+	}
+	e.mu.Lock()
+	e.stored = h.self.WireGuard
+	e.mu.Unlock()
+	e.kernel = e.keys.Public()
+	err := netcfg.SetWireGuard(netcfg.WireGuard{
+		Outer: h.cfg.Underlay, Port: h.cfg.EncryptPort, Inner: h.self.Underlay, Prefix: h.cfg.EncryptPrefix, PrivateKey: e.keys.Private(),
+	})
+	if err != nil {
+		return fmt.Errorf("set up encryption: %w", err)
+	}
+	return nil
+}
+
+// admit brings WireGuard's peers to a state of the network, and gives the state without the nodes
+// that this one cannot reach as both encrypt, or do not: nothing is sent to them.
+func (h *host) admit(state store.State) (store.State, error) {
+	e := &h.encryption
+	peers, unfit := wireguard.Peers(h.ownRecord(), state.Nodes)
+	e.mu.Lock()
+	for name, why := range unfit {
+		if e.unfit[name] != why {
+			h.log.Warn("node left out: nothing is sent to it, and nothing of it taken", "node", name, "reason", why)
+		}
+	}
+	e.peers, e.unfit = peers, unfit
+	for _, n := range state.Nodes {
+		if n.Name == h.self.Name {
+			e.stored = n.WireGuard
+		}
+	}
+	e.mu.Unlock()
+	if len(unfit) > 0 {
+		state.Nodes = wireguard.Fit(state.Nodes, unfit)
+		state.Endpoints = slices.DeleteFunc(slices.Clone(state.Endpoints), func(of []model.Endpoint) bool { return unfit[of[0].Node] != "" })
+	}
+	if !h.cfg.Encrypts() {
+		return state, nil
+	}
+	want := make([]netcfg.WireGuardPeer, len(peers))
+	for i, p := range peers {
+		want[i] = netcfg.WireGuardPeer{Key: p.Key, Endpoint: p.Endpoint, Inner: p.Inner}
+	}
+	return state, wrap("apply encryption", netcfg.SetWireGuardPeers(want))
+}
+
+// run keeps the keys until ctx ends.
+func (k keepKeys) run(ctx context.Context) {
+	if !k.cfg.Encrypts() {
+		return
+	}
+	ticker := time.NewTicker(keysEvery)
+	defer ticker.Stop()
+	said := ""
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		err := k.step(ctx)
+		if err == nil {
+			said = ""
+		} else if err.Error() != said && ctx.Err() == nil {
+			said = err.Error()
+			k.log.Error("key of encryption not as it should be; will try again", "err", err)
+		}
+	}
+}
+
+// step does what is next: first the kernel has the key in use, then the store; then a key whose
+// time has come is used. The kernel comes first because peers that hear of a key send to it: they
+// have accepted it since it was published as the next one.
+func (k keepKeys) step(ctx context.Context) error {
+	e := &k.encryption
+	e.change.Lock()
+	defer e.change.Unlock()
+	for {
+		if err := k.tell(ctx); err != nil {
+			return err
+		}
+		due := k.cfg.EncryptKeyAge > 0 && time.Since(e.since) > k.cfg.EncryptKeyAge
+		if e.keys.Next().IsZero() {
+			if !due {
+				return nil
+			}
+			if err := errors.Join(e.keys.MakeNext(), e.note(k.cfg)); err != nil {
+				return err
+			}
+			continue
+		}
+		waits, ready := wireguard.Waits(e.published, time.Now(), k.others())
+		e.mu.Lock()
+		e.waits = waits
+		e.mu.Unlock()
+		if !ready {
+			return nil
+		}
+		if err := errors.Join(e.keys.Switch(), e.note(k.cfg)); err != nil {
+			return err
+		}
+		k.log.Info("key of encryption changed", "public_key", e.keys.Public())
+	}
+}
+
+// tell gives the kernel the key in use, and the store what it is to have.
+func (k keepKeys) tell(ctx context.Context) error {
+	e := &k.encryption
+	if e.kernel != e.keys.Public() {
+		if err := netcfg.SetWireGuardKey(e.keys.Private()); err != nil {
+			return err
+		}
+		e.kernel = e.keys.Public()
+	}
+	own, stored := e.wanted()
+	if own == stored {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, storeAnswers)
+	defer cancel()
+	if _, err := k.store.JoinNode(ctx, k.ownRecord()); err != nil {
+		return fmt.Errorf("tell the store of the node's keys: %w", err)
+	}
+	e.mu.Lock()
+	e.stored = own
+	e.mu.Unlock()
+	e.published = time.Now()
+	return nil
+}
+
+// others says of the nodes that this one reaches whether they have heard of its next key.
+func (k keepKeys) others() (out []wireguard.Known) {
+	state, _ := k.view.last()
+	k.encryption.mu.Lock()
+	unfit := k.encryption.unfit
+	k.encryption.mu.Unlock()
+	for _, n := range wireguard.Fit(state.Nodes, unfit) {
+		if n.Name == k.self.Name {
+			continue
+		}
+		_, held := state.NameLeases[n.Name]
+		out = append(out, wireguard.Known{Node: n.Name, Held: held, Answers: time.Since(k.planes.Heard(n)) < answersWithin})
+	}
+	return out
+}
+
+// RotateKey makes the node's next key. It is used when the others have heard of it.
+func (k keepKeys) RotateKey(ctx context.Context) (api.Encryption, error) {
+	if !k.cfg.Encrypts() {
+		return api.Encryption{}, &api.Error{Code: api.CodeUnsupported, Message: "this node does not encrypt", Remedy: "start its agent with --encrypt wireguard"}
+	}
+	e := &k.encryption
+	e.change.Lock()
+	err := errors.Join(e.keys.MakeNext(), e.note(k.cfg))
+	if err == nil {
+		err = k.tell(ctx)
+	}
+	e.change.Unlock()
+	if err != nil {
+		return api.Encryption{}, err
+	}
+	status, err := k.encryptionStatus(time.Now())
+	if err != nil {
+		return api.Encryption{}, err
+	}
+	return *status, nil
+}
+
+// encryptionStatus says how encryption is; nil: the node does not encrypt, and reaches all others.
+func (h *host) encryptionStatus(now time.Time) (*api.Encryption, error) {
+	e := &h.encryption
+	var device map[model.PublicKey]netcfg.WireGuardState
+	if h.cfg.Encrypts() {
+		var err error
+		if device, err = netcfg.WireGuardPeers(); err != nil {
+			return nil, err
+		}
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !h.cfg.Encrypts() && len(e.unfit) == 0 {
+		return nil, nil
+	}
+	out := &api.Encryption{}
+	if h.cfg.Encrypts() {
+		*out = api.Encryption{
+			Enabled: true, Device: netcfg.WireGuardDevice, Endpoint: e.own.Endpoint, Inner: h.self.Underlay, Prefix: e.own.Prefix,
+			Key: e.own.Key, KeySince: e.since, Next: e.own.Next, Waits: e.waits,
+		}
+	}
+	out.Peers = encryptedPeers(e.peers, e.unfit, device, now)
+	return out, nil
+}
+
+// encryptedPeers puts what the agent and the device know of peers together.
+func encryptedPeers(peers []wireguard.Peer, unfit map[string]model.PlainReason, device map[model.PublicKey]netcfg.WireGuardState, now time.Time) (out []api.EncryptedPeer) {
+	next := make(map[string]model.PublicKey)
+	for _, p := range peers {
+		if !p.Inner.IsValid() {
+			next[p.Node] = p.Key
+		}
+	}
+	for _, p := range peers {
+		if !p.Inner.IsValid() {
+			continue
+		}
+		d := device[p.Key]
+		state := api.PeerIdle
+		switch {
+		case d.Handshake.IsZero():
+			state = api.PeerNoHandshake
+		case now.Sub(d.Handshake) < sessionTime:
+			state = api.PeerEncrypted
+		}
+		out = append(out, api.EncryptedPeer{Node: p.Node, State: state, Endpoint: p.Endpoint, Inner: p.Inner, Key: p.Key, Next: next[p.Node],
+			Handshake: d.Handshake, Sent: d.Sent, Received: d.Received})
+	}
+	for name, why := range unfit {
+		out = append(out, api.EncryptedPeer{Node: name, State: api.PeerLeftOut, Reason: why})
+	}
+	slices.SortFunc(out, func(a, b api.EncryptedPeer) int {
+		if a.Node < b.Node {
+			return -1
+		}
+		return 1
+	})
+	return out
+}

@@ -1,0 +1,74 @@
+package node
+
+import (
+	"log/slog"
+	"net/netip"
+	"testing"
+	"time"
+
+	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg"
+	"heddle.dev/heddle/internal/store"
+	"heddle.dev/heddle/internal/wireguard"
+)
+
+// TestSwitchAfterHold: an agent that holds its name when a key is used has heard of the key.
+func TestSwitchAfterHold(t *testing.T) {
+	if wireguard.SwitchAfter <= store.HoldTime {
+		t.Errorf("a key is used %s after it was published, and names are held for %s without an agent", wireguard.SwitchAfter, store.HoldTime)
+	}
+}
+
+// TestAdmit: a node that does not encrypt takes nothing of a network but the nodes that do not
+// either, and their endpoints.
+func TestAdmit(t *testing.T) {
+	prefix := netip.MustParsePrefix("100.72.0.0/16")
+	self := model.Node{Name: "n1", Underlay: netip.MustParseAddr("192.0.2.1")}
+	plain := model.Node{Name: "n2", Underlay: netip.MustParseAddr("192.0.2.2")}
+	other := model.Node{Name: "n3", Underlay: netip.MustParseAddr("100.72.0.1"), WireGuard: model.WireGuardNode{
+		Endpoint: netip.MustParseAddrPort("192.0.2.3:51872"), Prefix: prefix, Key: model.PublicKey{3}}}
+	h := &host{self: self, log: slog.New(slog.DiscardHandler)}
+	endpoints := model.EndpointsOf(model.Endpoint{Node: "n1", ID: 1}, model.Endpoint{Node: "n2", ID: 2}, model.Endpoint{Node: "n3", ID: 3})
+	state := store.State{Nodes: []model.Node{self, plain, other}, Endpoints: endpoints}
+	got, err := h.admit(state)
+	if err != nil || len(got.Nodes) != 2 || got.Nodes[1].Name != "n2" || got.Endpoints.Len() != 2 || len(got.Endpoints.Of("n3")) != 0 {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if len(state.Nodes) != 3 || state.Endpoints.Len() != 3 || len(state.Endpoints.Of("n3")) != 1 {
+		t.Errorf("the state itself was changed: %+v", state)
+	}
+	said, err := h.encryptionStatus(time.Now())
+	if err != nil || said == nil || said.Enabled || len(said.Peers) != 1 || said.Peers[0] != (api.EncryptedPeer{Node: "n3", State: api.PeerLeftOut, Reason: model.SelfPlain}) {
+		t.Errorf("status: %+v, %v", said, err)
+	}
+	state.Nodes, state.Endpoints = state.Nodes[:2], endpoints[:2]
+	if got, err = h.admit(state); err != nil || &got.Nodes[0] != &state.Nodes[0] || !got.Endpoints.Same(state.Endpoints) {
+		t.Errorf("nothing to leave out, and another state: %+v, %v", got, err)
+	}
+	if said, err := h.encryptionStatus(time.Now()); said != nil || err != nil {
+		t.Errorf("status where nobody encrypts: %+v, %v", said, err)
+	}
+}
+
+// TestEncryptedPeers: what the device says decides a peer's state.
+func TestEncryptedPeers(t *testing.T) {
+	now := time.Unix(10000, 0)
+	inner := netip.MustParseAddr("100.72.0.2")
+	peers := []wireguard.Peer{{Node: "b", Key: model.PublicKey{1}, Inner: inner}, {Node: "c", Key: model.PublicKey{2}, Inner: inner},
+		{Node: "a", Key: model.PublicKey{3}, Inner: inner}, {Node: "a", Key: model.PublicKey{4}}}
+	device := map[model.PublicKey]netcfg.WireGuardState{
+		{1}: {Handshake: now.Add(-time.Minute), Sent: 5, Received: 6}, {3}: {Handshake: now.Add(-time.Hour)}}
+	got := encryptedPeers(peers, map[string]model.PlainReason{"d": model.PeerPlain}, device, now)
+	for i, want := range []struct {
+		node  string
+		state api.EncryptedPeerState
+	}{{"a", api.PeerIdle}, {"b", api.PeerEncrypted}, {"c", api.PeerNoHandshake}, {"d", api.PeerLeftOut}} {
+		if got[i].Node != want.node || got[i].State != want.state {
+			t.Errorf("%d: %+v, want %+v", i, got[i], want)
+		}
+	}
+	if got[0].Next != (model.PublicKey{4}) || got[1].Sent != 5 || got[1].Received != 6 {
+		t.Errorf("%+v", got)
+	}
+}

@@ -1,6 +1,7 @@
 package names
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 )
@@ -18,7 +19,7 @@ func TestNumbers(t *testing.T) {
 		}
 	}
 	path, reason := PathOf(uint8(len(Paths))), Reason(len(Reasons)).String()
-	if path != "path(8)" || reason != "reason(75)" {
+	if path != "path(8)" || reason != fmt.Sprintf("reason(%d)", len(Reasons)) {
 		t.Errorf("beyond the last: %s, %s", path, reason)
 	}
 }

@@ -285,6 +285,7 @@ func (p *Plane) probe(ctx context.Context, m *module, l *link, ended <-chan stru
 			return fmt.Errorf("%s, process %d, does not answer within %s and was killed", m.name, l.pid, moduleAnswers)
 		}
 		p.retireIdle(ctx, m, l)
+		p.tellAgain(m, l)
 		if err == nil {
 			if err := p.renew(m, l, &runs, &s); err != nil {
 				<-ended // until then it could be reached once more

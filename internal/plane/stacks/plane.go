@@ -241,10 +241,23 @@ func (p *Plane) tell(l *link, t *tenant) {
 	if err == nil {
 		err = t.inPlace()
 	}
+	t.untold.Store(err != nil)
 	if err != nil {
 		p.fault(t.Name, err)
 	} else {
 		p.cfg.Faults.Clear(FaultModule, t.Name)
+	}
+}
+
+// tellAgain tells the module of those of whom it could not be told: the process that had a tenant's
+// device before may not have ended by then.
+func (p *Plane) tellAgain(m *module, l *link) {
+	p.announce.Lock()
+	defer p.announce.Unlock()
+	for _, t := range p.tenantsOf(m) {
+		if t.untold.Load() {
+			p.tell(l, t)
+		}
 	}
 }
 

@@ -215,8 +215,9 @@ func TestPlaces(t *testing.T) {
 
 // modules plays the TCP plane: notes are kept nowhere, devices are pipes.
 type modules struct {
-	mu     sync.Mutex // guards opened
+	mu     sync.Mutex // guards opened and busy
 	opened int
+	busy   int   // how many times yet somebody else has the device
 	none   error // why the node has no devices for modules
 }
 
@@ -238,8 +239,12 @@ func (m *modules) StackDevice(model.Endpoint, netcfg.EndpointDevice) (netcfg.Sta
 
 func (m *modules) OpenStackDevice(e model.Endpoint, d netcfg.EndpointDevice) (netcfg.StackDevice, *os.File, error) {
 	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.busy > 0 {
+		m.busy--
+		return netcfg.StackDevice{}, nil, unix.EBUSY
+	}
 	m.opened++
-	m.mu.Unlock()
 	dev, _ := m.StackDevice(e, d)
 	r, w, err := os.Pipe()
 	if err == nil {
@@ -318,7 +323,7 @@ func (p *played) run() {
 			if !p.known && ctl == 0 {
 				h.Error = int32(unix.ENODEV)
 			}
-			p.known = true
+			p.known = p.known || ctl > 0
 			answer = protocol.Append(nil, &protocol.Plain{Head: h})
 		case protocol.TypeStats:
 			answer = protocol.Append(nil, &protocol.Stats{Head: h})
@@ -433,6 +438,31 @@ func TestModuleIsToldAgain(t *testing.T) {
 	}
 	testutil.NoError(t, p.Detach(e))
 	next.hear(protocol.TypeTenantGone)
+}
+
+// TestDeviceBusy: a module hears of a tenant whose device another process had, when that has ended.
+func TestDeviceBusy(t *testing.T) {
+	dir, err := os.MkdirTemp("", "stacks") // t's own is too long for a socket's path
+	testutil.NoError(t, err)
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	t.Setenv("PATH", dir) // no module is found
+	played, notes := play(t, filepath.Join(dir, programs[stack.Smoltcp].socket), false), &modules{busy: 2}
+	p, f := runPlane(t, dir, notes)
+	e := model.Endpoint{ID: 7, Name: "n1/c1", Addrs: []netip.Addr{netip.MustParseAddr("10.244.0.2")}, Created: time.Unix(5, 9)}
+	played.hear(protocol.TypeHello)
+	played.hear(protocol.TypeBegin)
+	played.hear(protocol.TypeEnd)
+	testutil.NoError(t, p.SetStack(e, stack.Choice{Profile: &stack.Profile{}, Stack: stack.Smoltcp}))
+	testutil.NoError(t, p.Attach(e, netcfg.EndpointDevice{}))
+	fault := FaultModule + api.FaultReason(e.Name)
+	if !f.Has(fault) {
+		t.Error("no fault while the device is busy")
+	}
+	testutil.EventuallyTrue(t, "the module has the device, and no fault is left", func() bool {
+		notes.mu.Lock()
+		defer notes.mu.Unlock()
+		return notes.opened == 1 && !f.Has(fault)
+	})
 }
 
 // TestOpened: policy is asked about who opened a connection, to which port of whom.

@@ -25,6 +25,8 @@ type tenant struct {
 	module *module // that runs its TCP
 	// active says that new sockets are the module's.
 	active atomic.Bool
+	// untold says that the module does not know all of the tenant: probe tells it again.
+	untold atomic.Bool
 
 	// closing is held while the module is told that a socket is closed.
 	closing sync.Mutex

@@ -77,7 +77,14 @@ func holdLocks(t *testing.T) (gained string) {
 		return fmt.Sprintf("%s of %d forbidden connections of another container's had ended after a second", ended, victims)
 	}
 	// What else passes over sockets goes on, containers start, and the operator is told.
-	if list := lab.Heddle(t, "connections", "--node", "n1"); !strings.Contains(list, strconv.Itoa(farPort)) {
+	// Without the protection a pass may have met the victims before the locks: then the list waits.
+	list, err := exec.CommandContext(t.Context(), lab.Bin, "connections", "--node", "n1", "--lab", lab.Name).CombinedOutput()
+	if err != nil {
+		attacker.Stop()
+		<-applied
+		return fmt.Sprintf("the list of connections does not come: %v: %s", err, list)
+	}
+	if !strings.Contains(string(list), strconv.Itoa(farPort)) {
 		t.Errorf("the list of connections lacks those whose lock is held:\n%s", list)
 	}
 	e, id := lab.NewCNIEngine(t, "n1", "heddle", lab.CNIPlugin), fmt.Sprintf("cni-held%d", lab.FreePort())

@@ -41,6 +41,9 @@ const volatile __u16 config_node_port_last = 0;
 const volatile __u32 config_endpoint_ports = 0;
 const volatile __u16 config_ephemeral_first = 0;
 const volatile __u16 config_ephemeral_last = 0;
+/* This node's firewall sees connections of its containers, and for how many nanoseconds what it let
+ * pass may go past it (sock/firewall.h). 0: it does not. */
+const volatile __u64 config_firewall_ns = 0;
 /* UDP port of the overlay, host byte order. */
 const volatile __u16 config_vxlan_port = 0;
 /* VXLAN network identifier of the overlay, host byte order. */

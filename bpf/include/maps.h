@@ -6,6 +6,7 @@
 
 #include "include/abi/account.h"
 #include "include/abi/endpoint.h"
+#include "include/abi/firewall.h"
 #include "include/abi/flow.h"
 #include "include/abi/flow_set.h"
 #include "include/abi/limit.h"
@@ -269,6 +270,11 @@ struct {
  * it sends its SYN, read for what is in TIME_WAIT: when one is pushed out, an end that waits is not
  * answered. */
 LRU_HASH(crossed_by_wire, struct flow_key, struct address, 65536);
+
+/* When the nodes' firewalls last let a connection from a container to an address and port pass, in
+ * nanoseconds of CLOCK_MONOTONIC. Written and read by sock/firewall.h. When one is pushed out, the
+ * next connection goes by the firewalls again. */
+LRU_HASH(passed_firewall_at, struct firewall_key, __u64, 65536);
 
 /* The multicast groups that a program joined by the socket. Written and read by sock/multicast.h.
  * Accepted sockets have none. */

@@ -31,6 +31,7 @@
 #include "sock/connect_forbidden.h"
 #include "sock/connect_loopback.h"
 #include "sock/context.h"
+#include "sock/firewall.h"
 #include "sock/flow_events.h"
 #include "sock/listener.h"
 #include "sock/segments.h"
@@ -70,6 +71,32 @@ static __always_inline struct same_node find_same_node(struct bpf_sock_addr *ctx
 	return found;
 }
 
+/* Whether the socket is bound to an IPv6 address underneath: it can go to no IPv4 one, as all
+ * crossing addresses are. */
+static __always_inline bool is_bound6_underneath(struct bpf_sock_addr *ctx, bool sk6)
+{
+	return sk6 && sk_of(ctx)->src_ip4 == LOOPBACK4_IPV6;
+}
+
+/* Whether a connect to dst need not go by the nodes' firewalls. reason: why not direct. */
+static __always_inline bool past_firewall(struct bpf_sock_addr *ctx, bool sk6, const struct endpoint *ep,
+                                          const struct address *dst, __u8 reason)
+{
+	return (!reason || is_bound6_underneath(ctx, sk6)) &&
+	       passed_firewall(ep, dst, (__be16)ctx->user_port);
+}
+
+/* To dst by way of the nodes' firewalls. */
+static __always_inline int connect_by_firewall(struct bpf_sock_addr *ctx, bool sk6, struct sock_tag *tag,
+                                               const struct endpoint *ep, const struct address *dst,
+                                               __u8 reason)
+{
+	if (is_bound6_underneath(ctx, sk6))
+		return refuse(REASON_REFUSE_FIREWALL, EADDRNOTAVAIL_);
+	return connect_crossing(ctx, sk6, tag, ep, dst, PATH_OVERLAY,
+	                        reason ? reason : REASON_FALLBACK_FIREWALL);
+}
+
 /* to is overlay address dst of this node, or its IPv6 form. */
 static __always_inline int connect_same_node(struct bpf_sock_addr *ctx, bool sk6, bool ipv6,
                                              struct sock_tag *tag, const struct endpoint *ep,
@@ -80,6 +107,7 @@ static __always_inline int connect_same_node(struct bpf_sock_addr *ctx, bool sk6
 	struct listener at = {.loopback = !ipv6 && tag->ifindex == LOOPBACK_IFINDEX};
 	struct same_node found = find_same_node(ctx, ipv6, own, dst, peer, &at);
 	bool listener = found.local || found.steered;
+	__u8 reason;
 
 	/* Its own address cannot be reached through its own veth (the container's stack would drop
 	 * the packet as martian), and over lo the node has no RST for an address that is not local
@@ -91,7 +119,11 @@ static __always_inline int connect_same_node(struct bpf_sock_addr *ctx, bool sk6
 	if (!listener && dst == own)
 		return connect_refused(ctx, sk6, ipv6, tag);
 	if (must_cross(ctx, ipv6))
-		return connect_crossing(ctx, sk6, tag, ep, to, PATH_OVERLAY);
+		return connect_crossing(ctx, sk6, tag, ep, to, PATH_OVERLAY, REASON_FALLBACK_CROSSED);
+	reason = listener ? REASON_NONE : REASON_FALLBACK_LOCAL_PLAIN;
+	if (config_firewall_ns && dst != own && !(ep->flags & ENDPOINT_ADOPTED) &&
+	    !past_firewall(ctx, sk6, ep, to, reason))
+		return connect_by_firewall(ctx, sk6, tag, ep, to, reason);
 	set_mark(ctx, tag, !found.local);
 	bind_source(ctx, sk6, ipv6, own);
 	if (!ipv6 && is_alias(sk_of(ctx)->src_ip4))
@@ -100,7 +132,7 @@ static __always_inline int connect_same_node(struct bpf_sock_addr *ctx, bool sk6
 		segments_for_limit(ctx, ep->id, peer->id);
 	if (listener)
 		return take(tag, PATH_LOCAL, REASON_CONNECT_LOCAL, 0);
-	return take(tag, PATH_OVERLAY, 0, REASON_FALLBACK_LOCAL_PLAIN);
+	return take(tag, PATH_OVERLAY, 0, reason);
 }
 
 /* Whether the SYN may have to carry a cookie and data: MSG_FASTOPEN or TCP_FASTOPEN_CONNECT. */
@@ -162,7 +194,9 @@ static __always_inline int connect_other_node(struct bpf_sock_addr *ctx, bool sk
 	__u8 reason = not_direct(ctx, tag, to);
 
 	if (reason && must_cross(ctx, ipv6))
-		return connect_crossing(ctx, sk6, tag, ep, dst, PATH_OVERLAY);
+		return connect_crossing(ctx, sk6, tag, ep, dst, PATH_OVERLAY, REASON_FALLBACK_CROSSED);
+	if (meets_firewall(ep, to) && !past_firewall(ctx, sk6, ep, dst, reason))
+		return connect_by_firewall(ctx, sk6, tag, ep, dst, reason);
 	set_mark(ctx, tag, false);
 	if (!reason)
 		return connect_direct(ctx, sk6, ipv6, tag, ep, to, dst);
@@ -175,7 +209,7 @@ static __always_inline int connect_node(struct bpf_sock_addr *ctx, bool sk6, boo
                                         const struct endpoint *ep, const struct address *dst)
 {
 	if (must_cross(ctx, ipv6))
-		return connect_crossing(ctx, sk6, tag, ep, dst, PATH_NODE);
+		return connect_crossing(ctx, sk6, tag, ep, dst, PATH_NODE, REASON_FALLBACK_CROSSED);
 	set_mark(ctx, tag, false);
 	bind_source(ctx, sk6, ipv6, ep->addr4.word[3]);
 	return take(tag, PATH_NODE, REASON_CONNECT_NODE, 0);
@@ -185,7 +219,7 @@ static __always_inline int connect_outside(struct bpf_sock_addr *ctx, bool ipv6,
                                            const struct endpoint *ep, const struct address *dst)
 {
 	if (ipv6 && is_mapped_underneath(ctx))
-		return connect_crossing(ctx, true, tag, ep, dst, PATH_OUTSIDE);
+		return connect_crossing(ctx, true, tag, ep, dst, PATH_OUTSIDE, REASON_FALLBACK_CROSSED);
 	set_mark(ctx, tag, false);
 	if (!sk_of(ctx)->src_ip4) {
 		tag->flags |= TAG_LOCAL;

@@ -29,7 +29,8 @@ static __always_inline bool is_bound_mapped(const struct sock_tag *tag)
 /* To dst, beyond the container, from a socket whose own address is of no use there
  * (tc/crossing.h). */
 static __always_inline int connect_crossing(struct bpf_sock_addr *ctx, bool sk6, struct sock_tag *tag,
-                                            const struct endpoint *ep, const struct address *dst, __u8 path)
+                                            const struct endpoint *ep, const struct address *dst, __u8 path,
+                                            __u8 reason)
 {
 	/* Its device is another network's. */
 	if (ep->flags & ENDPOINT_ADOPTED)
@@ -40,7 +41,7 @@ static __always_inline int connect_crossing(struct bpf_sock_addr *ctx, bool sk6,
 	tag->remote = *dst;
 	tag->remote_port = ctx->user_port;
 	set_destination(ctx, sk6, crossing_of(ep->id, dst), ctx->user_port);
-	return take(tag, path, 0, REASON_FALLBACK_CROSSED);
+	return take(tag, path, 0, reason);
 }
 
 #endif

@@ -20,6 +20,7 @@
 #include "sock/account.h"
 #include "sock/congestion.h"
 #include "sock/context.h"
+#include "sock/firewall.h"
 #include "sock/flow_events.h"
 #include "sock/portbind.h"
 #include "sock/reserved_ports.h"
@@ -140,12 +141,13 @@ static __always_inline void connecting_cb(struct bpf_sock_ops *ops, struct sock_
 		                          ops->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG);
 	else if (tag->flags & TAG_NAMES)
 		remember_names(ops, tag);
-	else if (tag->reason == REASON_FALLBACK_CROSSED)
+	else if (is_crossing(remote_address(ops)))
 		remember_crossing(ops, tag);
 }
 
 static __always_inline void established_active(struct bpf_sock_ops *ops, struct sock_tag *tag)
 {
+	passes_firewall(ops, tag);
 	if (!over_lo(tag))
 		return;
 	/* Its SYN had to be steered to a listener on [::] or ::1. */

@@ -14,6 +14,7 @@
 #include "include/orphans.h"
 #include "policy/filter.h"
 #include "tc/packet.h"
+#include "tc/time_wait.h"
 
 /* Whether endpoint owner has a node socket that listens for this packet's destination. */
 static __always_inline bool has_listener(struct __sk_buff *skb, const struct packet *p, __u32 owner)
@@ -177,16 +178,63 @@ static __always_inline int divert(struct __sk_buff *skb, const struct packet *p,
 	return opening ? DIVERT_OPENING : DIVERT_TAKEN;
 }
 
+/* Whether endpoint ep has a node socket for the packet; *established: one whose connection is
+ * there. */
+static __always_inline bool has_node_socket(struct __sk_buff *skb, const struct packet *p,
+                                            const struct endpoint *ep, bool *established)
+{
+	struct bpf_sock *sk = find_socket(skb, p, ep->id);
+	bool ours;
+
+	if (!sk)
+		return false;
+	*established = sk->state != BPF_TCP_LISTEN && sk->state != BPF_TCP_NEW_SYN_RECV;
+	ours = meant_for(skb, p, sk, ep->id);
+	bpf_sk_release(sk);
+	return ours;
+}
+
+/* Whether a SYN for a container of this node is to be routed, so that the node's firewall sees it
+ * (sock/firewall.h): to_endpoint gives it to the listener then. What is of a connection that has
+ * passed is not: routing would find its socket, and drop it. */
+static __noinline bool meets_forward_chain(struct __sk_buff *skb, const struct packet *p, __u32 owner)
+{
+	struct bpf_sock *sk;
+	bool opens, waits;
+
+	if (!config_firewall_ns || !p || !is_syn(p))
+		return false;
+	if (skb->mark == SYN_RETURNED) {
+		barrier(); /* the compiler must not write the mark through a moved context pointer */
+		skb->mark = 0;
+		return true;
+	}
+	sk = lookup_exact(skb, p);
+	if (!sk)
+		return true;
+	opens = sk->state == BPF_TCP_LISTEN;
+	waits = sk->state == BPF_TCP_TIME_WAIT;
+	bpf_sk_release(sk);
+	if (waits && has_listener(skb, p, owner))
+		end_time_wait(skb, p, BPF_F_INGRESS); /* then this is a RST now, for what waited */
+	return opens;
+}
+
 /* What becomes of a packet for endpoint ep that arrived at the node, of container sender (as start
  * has it); taken: a node socket has it. */
 static __always_inline int towards(struct __sk_buff *skb, const struct packet *p, const struct endpoint *ep,
                                    __be32 sender, bool *taken)
 {
 	__u32 ifindex = ep->ifindex;
+	bool established = false;
 	int found, action;
 
 	if (!(ep->flags & ENDPOINT_INTERCEPTED))
 		return TC_ACT_OK;
+	if (meets_forward_chain(skb, p, ep->id)) {
+		*taken = has_node_socket(skb, p, ep, &established);
+		return TC_ACT_OK;
+	}
 	found = divert(skb, p, ep->id);
 	/* A SYN was asked about before. */
 	if (found != DIVERT_TAKEN && !is_syn(p)) {
@@ -205,22 +253,6 @@ static __always_inline int towards(struct __sk_buff *skb, const struct packet *p
 		return into_container(skb, ifindex);
 	}
 	return TC_ACT_OK;
-}
-
-/* Whether endpoint ep has a node socket for the packet; *established: one whose connection is
- * there. */
-static __always_inline bool has_node_socket(struct __sk_buff *skb, const struct packet *p,
-                                            const struct endpoint *ep, bool *established)
-{
-	struct bpf_sock *sk = find_socket(skb, p, ep->id);
-	bool ours;
-
-	if (!sk)
-		return false;
-	*established = sk->state != BPF_TCP_LISTEN && sk->state != BPF_TCP_NEW_SYN_RECV;
-	ours = meant_for(skb, p, sk, ep->id);
-	bpf_sk_release(sk);
-	return ours;
 }
 
 #endif

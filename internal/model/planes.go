@@ -118,6 +118,9 @@ type TCPNode struct {
 	// AnswersProbes says that probes of the direct path are answered
 	// (docs/protocols/syn-option.md). Nodes of earlier builds do not.
 	AnswersProbes bool `json:"answers_probes,omitempty"`
+	// Firewall says that the node's forward chains are to see connections of its containers. Nodes
+	// of earlier builds do not heed it.
+	Firewall bool `json:"firewall,omitempty"`
 }
 
 // Records had the members of the TCP plane between those of the core before there were planes:

@@ -84,6 +84,9 @@ type Config struct {
 	// EndpointPorts is how many of the node's ephemeral ports an endpoint may keep from all others
 	// by bind() or listen(). 0 means a quarter of those that containers may have.
 	EndpointPorts uint32
+	// Firewall is for how long what the nodes' forward chains have let pass goes past them. 0: this
+	// node's do not see its containers' connections at all.
+	Firewall time.Duration
 	// StateDir holds the agent's own files.
 	StateDir string
 	// PinDir is a directory on a BPF file system.
@@ -120,6 +123,9 @@ const DefaultForgetAfter = 24 * time.Hour
 // minForgetAfter is more than a lease of a name and a few probes take.
 const minForgetAfter = time.Minute
 
+// minFirewall and maxFirewall bound how long a new rule of the operator's may go unnoticed.
+const minFirewall, maxFirewall = time.Second, time.Hour
+
 // maxEndpointSockets is more than any machine can have.
 const maxEndpointSockets = 1 << 40
 
@@ -151,6 +157,9 @@ func (c Config) Validate() error {
 	}
 	if c.CompareMaps < 0 {
 		return fmt.Errorf("compare maps every %s: want more than 0", c.CompareMaps)
+	}
+	if c.Firewall != 0 && (c.Firewall < minFirewall || c.Firewall > maxFirewall) {
+		return fmt.Errorf("overlay firewall %s: want %s to %s, or 0 for none", c.Firewall, minFirewall, maxFirewall)
 	}
 	if c.EndpointSockets > maxEndpointSockets {
 		return fmt.Errorf("sockets of an endpoint: %d: want at most %d", c.EndpointSockets, uint64(maxEndpointSockets))

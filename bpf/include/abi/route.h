@@ -20,6 +20,8 @@ enum route_flags {
 	ROUTE_NOT_PROVEN = ROUTE_UNPROVEN | ROUTE_STRIPPED | ROUTE_BLOCKED,
 	/* another network carries what is not direct: it comes by any device */
 	ROUTE_ADOPTED = 1 << 7,
+	/* the node wants its firewall to see connections of containers (sock/firewall.h) */
+	ROUTE_FIREWALL = 1 << 8,
 };
 
 struct route_key {

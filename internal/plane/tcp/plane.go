@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"heddle.dev/heddle/internal/fdkeep"
 	"heddle.dev/heddle/internal/flow"
@@ -50,6 +51,9 @@ type Config struct {
 	// EndpointPorts is how many of the node's ephemeral ports an endpoint may hold. 0 means a
 	// quarter of those that containers may have.
 	EndpointPorts uint32
+	// Firewall is for how long what the nodes' forward chains have let pass goes past them. 0: this
+	// node's see no connections.
+	Firewall time.Duration
 	// KeeperExe is the agent's own program, which has listen() called in another process. Empty:
 	// containers get their sockets one by one.
 	KeeperExe string
@@ -118,7 +122,7 @@ func Open(cfg Config) (_ *Plane, err error) {
 		PinDir: cfg.PinDir, Cgroup: cfg.Cgroup, NetworkID: cfg.Network,
 		Underlay: cfg.Self.Underlay, Prefix6: cfg.Prefix6, Pool: cfg.Pool, DirectPorts: cfg.Self.Planes.TCP.DirectPorts, VXLANPort: cfg.VXLANPort, VNI: cfg.VNI,
 		Mark: model.Mark, OverlayMark: model.OverlayMark, DropMark: model.DropMark, RejectMark: model.RejectMark,
-		EndpointSockets: cfg.EndpointSockets, NodePorts: p.nodePorts, EndpointPorts: p.cfg.EndpointPorts, EphemeralPorts: ephemeral, Congestion: usual, StuckChanged: p.passesChanged,
+		EndpointSockets: cfg.EndpointSockets, NodePorts: p.nodePorts, EndpointPorts: p.cfg.EndpointPorts, EphemeralPorts: ephemeral, Congestion: usual, StuckChanged: p.passesChanged, Firewall: cfg.Firewall,
 		DivertIfindex: cfg.Devices.DivertIfindex, UnderlayIfindex: cfg.Devices.UnderlayIfindex, UnderlayRaw: cfg.Devices.Encrypted(),
 	})
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -55,6 +56,9 @@ type Config struct {
 	// an endpoint may keep from all others by bind() or listen().
 	EndpointPorts  uint32
 	EphemeralPorts model.PortRange
+	// Firewall is for how long what the nodes' forward chains have let pass goes past them. 0: this
+	// node's see no connections.
+	Firewall time.Duration
 	// Congestion is the congestion control that the node gives sockets: one that a stack profile
 	// has replaced is set to it when the profile goes.
 	Congestion string
@@ -274,6 +278,7 @@ func setVariables(spec *ebpf.CollectionSpec, cfg Config) error {
 		"config_endpoint_ports":   cfg.EndpointPorts,
 		"config_ephemeral_first":  cfg.EphemeralPorts.First,
 		"config_ephemeral_last":   cfg.EphemeralPorts.Last,
+		"config_firewall_ns":      uint64(cfg.Firewall),
 		"config_congestion":       congestionName(cfg.Congestion),
 		"config_divert_ifindex":   uint32(cfg.DivertIfindex),
 		"config_underlay_ifindex": uint32(cfg.UnderlayIfindex),

@@ -147,6 +147,14 @@ type heddleFilterState struct {
 	Pad      [3]uint8
 }
 
+type heddleFirewallKey struct {
+	_      structs.HostLayout
+	Dst    heddleAddress
+	Src    uint32
+	Port   uint16
+	Unused uint16
+}
+
 type heddleFlow struct {
 	_         structs.HostLayout
 	Src       uint32
@@ -318,7 +326,9 @@ const (
 	heddleHeddleReasonREASON_FALLBACK_STACK_SETTING     heddleHeddleReason = 74
 	heddleHeddleReasonREASON_LOST_FLOW_EVENT            heddleHeddleReason = 75
 	heddleHeddleReasonREASON_DROP_PLAIN                 heddleHeddleReason = 76
-	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 77
+	heddleHeddleReasonREASON_FALLBACK_FIREWALL          heddleHeddleReason = 77
+	heddleHeddleReasonREASON_REFUSE_FIREWALL            heddleHeddleReason = 78
+	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 79
 )
 
 type heddleHeddleVerdict uint32
@@ -478,6 +488,7 @@ const (
 	heddleRouteFlagsROUTE_BLOCKED    heddleRouteFlags = 64
 	heddleRouteFlagsROUTE_NOT_PROVEN heddleRouteFlags = 112
 	heddleRouteFlagsROUTE_ADOPTED    heddleRouteFlags = 128
+	heddleRouteFlagsROUTE_FIREWALL   heddleRouteFlags = 256
 )
 
 type heddleRouteKey struct {
@@ -677,6 +688,7 @@ const (
 	heddleMapNodePortsHeld         = "node_ports_held"
 	heddleMapNoteBySock            = "note_by_sock"
 	heddleMapOpenersByOwner        = "openers_by_owner"
+	heddleMapPassedFirewallAt      = "passed_firewall_at"
 	heddleMapPolicyState           = "policy_state"
 	heddleMapPortBySock            = "port_by_sock"
 	heddleMapPortsByEndpoint       = "ports_by_endpoint"
@@ -745,6 +757,7 @@ const (
 	heddleVarConfigEndpointSockets = "config_endpoint_sockets"
 	heddleVarConfigEphemeralFirst  = "config_ephemeral_first"
 	heddleVarConfigEphemeralLast   = "config_ephemeral_last"
+	heddleVarConfigFirewallNs      = "config_firewall_ns"
 	heddleVarConfigMark            = "config_mark"
 	heddleVarConfigNetworkId       = "config_network_id"
 	heddleVarConfigNodePortFirst   = "config_node_port_first"
@@ -905,6 +918,7 @@ type heddleMapSpecs struct {
 	NodePortsHeld       *ebpf.MapSpec `ebpf:"node_ports_held"`
 	NoteBySock          *ebpf.MapSpec `ebpf:"note_by_sock"`
 	OpenersByOwner      *ebpf.MapSpec `ebpf:"openers_by_owner"`
+	PassedFirewallAt    *ebpf.MapSpec `ebpf:"passed_firewall_at"`
 	PolicyState         *ebpf.MapSpec `ebpf:"policy_state"`
 	PortBySock          *ebpf.MapSpec `ebpf:"port_by_sock"`
 	PortsByEndpoint     *ebpf.MapSpec `ebpf:"ports_by_endpoint"`
@@ -937,6 +951,7 @@ type heddleVariableSpecs struct {
 	ConfigEndpointSockets *ebpf.VariableSpec `ebpf:"config_endpoint_sockets"`
 	ConfigEphemeralFirst  *ebpf.VariableSpec `ebpf:"config_ephemeral_first"`
 	ConfigEphemeralLast   *ebpf.VariableSpec `ebpf:"config_ephemeral_last"`
+	ConfigFirewallNs      *ebpf.VariableSpec `ebpf:"config_firewall_ns"`
 	ConfigMark            *ebpf.VariableSpec `ebpf:"config_mark"`
 	ConfigNetworkId       *ebpf.VariableSpec `ebpf:"config_network_id"`
 	ConfigNodePortFirst   *ebpf.VariableSpec `ebpf:"config_node_port_first"`
@@ -1027,6 +1042,7 @@ type heddleMaps struct {
 	NodePortsHeld       *ebpf.Map `ebpf:"node_ports_held"`
 	NoteBySock          *ebpf.Map `ebpf:"note_by_sock"`
 	OpenersByOwner      *ebpf.Map `ebpf:"openers_by_owner"`
+	PassedFirewallAt    *ebpf.Map `ebpf:"passed_firewall_at"`
 	PolicyState         *ebpf.Map `ebpf:"policy_state"`
 	PortBySock          *ebpf.Map `ebpf:"port_by_sock"`
 	PortsByEndpoint     *ebpf.Map `ebpf:"ports_by_endpoint"`
@@ -1074,6 +1090,7 @@ func (m *heddleMaps) Close() error {
 		m.NodePortsHeld,
 		m.NoteBySock,
 		m.OpenersByOwner,
+		m.PassedFirewallAt,
 		m.PolicyState,
 		m.PortBySock,
 		m.PortsByEndpoint,
@@ -1107,6 +1124,7 @@ type heddleVariables struct {
 	ConfigEndpointSockets *ebpf.Variable `ebpf:"config_endpoint_sockets"`
 	ConfigEphemeralFirst  *ebpf.Variable `ebpf:"config_ephemeral_first"`
 	ConfigEphemeralLast   *ebpf.Variable `ebpf:"config_ephemeral_last"`
+	ConfigFirewallNs      *ebpf.Variable `ebpf:"config_firewall_ns"`
 	ConfigMark            *ebpf.Variable `ebpf:"config_mark"`
 	ConfigNetworkId       *ebpf.Variable `ebpf:"config_network_id"`
 	ConfigNodePortFirst   *ebpf.Variable `ebpf:"config_node_port_first"`

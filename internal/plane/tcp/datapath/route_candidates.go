@@ -203,6 +203,9 @@ func routeTo(n *model.Node) heddleRoute {
 	if n.Direct() {
 		r.Flags |= uint32(heddleRouteFlagsROUTE_DIRECT)
 	}
+	if n.Planes.TCP.Firewall {
+		r.Flags |= uint32(heddleRouteFlagsROUTE_FIREWALL)
+	}
 	return r
 }
 

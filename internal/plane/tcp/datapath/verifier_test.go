@@ -33,7 +33,7 @@ func TestVerifierWork(t *testing.T) {
 		NetworkID: 7, Underlay: underlayB, DirectPorts: model.PortRange{First: 17440, Last: 17455},
 		Mark: 1, OverlayMark: 2, DropMark: 3, RejectMark: 4, VXLANPort: testVXLANPort, VNI: testVNI,
 		EndpointSockets: 65536, EndpointPorts: 6175, NodePorts: model.PortRange{First: 57472, Last: 60999},
-		EphemeralPorts: model.PortRange{First: 32768, Last: 60999}, DivertIfindex: 2, UnderlayIfindex: 3,
+		EphemeralPorts: model.PortRange{First: 32768, Last: 60999}, DivertIfindex: 2, UnderlayIfindex: 3, Firewall: 10 * time.Second,
 	}); err != nil {
 		t.Fatal(err)
 	}

@@ -158,6 +158,10 @@ var Reasons = []model.Reason{
 		Remedy: "nothing, if few; many: a flood of connections, or an agent that gets no processor time. Connections are not affected"},
 	{Name: "drop_plain", Kind: model.KindDrop, Help: "packet to or from an inner address of a network that encrypts, by another device than WireGuard's",
 		Remedy: "in: somebody on the underlay tries; out: the device heddle-wg0 is gone or down: restart the agent"},
+	{Name: "fallback_firewall", Kind: model.KindFallback, Help: "connect that goes by the nodes' forward chains, because none from there to that address and port has passed them lately",
+		Remedy: "as `heddled --overlay-firewall` has it; one that does not come to be: the operator's own rules"},
+	{Name: "refuse_firewall", Kind: model.KindRefusal, Help: "connect by way of the nodes' forward chains of a socket that is bound to an IPv6 address (EADDRNOTAVAIL)",
+		Remedy: "connect without bind(); \"What it does not do\" in docs/howto/firewall.md"},
 }
 
 // String gives the reason's name.

@@ -171,7 +171,7 @@ static __always_inline int into_own_stack(struct __sk_buff *skb, int kind, const
  * what is routed to it. */
 static __always_inline int to_endpoint_verdict(struct __sk_buff *skb)
 {
-	bool ours = false, established = false;
+	bool ours = false, established = false, waits = false;
 	__be32 translated = 0;
 	struct flow_key k = {};
 	struct endpoint *ep;
@@ -190,7 +190,8 @@ static __always_inline int to_endpoint_verdict(struct __sk_buff *skb)
 		ours = has_node_socket(skb, &p, ep, &established);
 		if (ours && !established && !is_syn(&p) && is_orphan(skb, &p, ep->id))
 			ours = false;
-		if (!(ours && established) && is_crossed(skb, &p, ep, &k))
+		if (!(ours && established) && is_crossed(skb, &p, ep, &k, &waits) &&
+		    !(waits && past_crossed(skb, &p, ep->id)))
 			return cross_back(skb, &p, &k);
 	}
 	if (kind == PACKET_TCP && is_syn(&p))

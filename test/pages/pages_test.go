@@ -77,7 +77,8 @@ var trials = []trial{
 	{name: "hosts", hosts: "a=192.0.2.1 b=192.0.2.2", needs: []string{"runc", "busybox", "nginx", "tcpdump", "curl", "tar"}, pages: []string{
 		"install-on-two-hosts##4. Stop and remove", "runc", "cni", "policy", "limits", "metrics", "see-inside", "observe", "ui", "troubleshoot", "migrate",
 		"install-on-two-hosts#4. Stop and remove"}},
-	{name: "lab", hosts: "a=192.0.2.1", needs: []string{"runc", "curl", "tcpdump", "nft"}, pages: []string{"run-the-lab", "firewall"}, long: true},
+	{name: "lab", hosts: "a=192.0.2.1", needs: []string{"runc", "curl", "tcpdump"}, pages: []string{"run-the-lab"}, long: true},
+	{name: "firewall", hosts: "a=192.0.2.1", needs: []string{"runc", "python3", "curl", "nft"}, pages: []string{"firewall"}, ready: everything},
 	{name: "etcd", hosts: "a=192.0.2.1 etcd1=192.0.2.11 etcd2=192.0.2.12 etcd3=192.0.2.13", needs: []string{"etcd", "etcdctl", "openssl"},
 		pages: []string{"external-etcd"}, long: true, ready: installed},
 	{name: "docker", hosts: "a=192.0.2.1", needs: []string{"dockerd", "docker", "docker-compose", "busybox", "iptables"}, pages: []string{"docker"}, long: true},

@@ -76,6 +76,7 @@ func TestOverlayFirewall(t *testing.T) {
 	}
 	t.Run("goes direct", firewallPassed)
 	t.Run("bytes", firewallBytes)
+	t.Run("a port that waits", firewallWaits)
 	t.Run("bound to IPv6", firewallBound6)
 }
 
@@ -122,6 +123,23 @@ func firewallBytes(t *testing.T) {
 			})
 		}
 	}
+}
+
+// firewallWaits: a connection of the container's own stack from a port at which one of a node
+// socket waits, to the same place, gets its answers.
+func firewallWaits(t *testing.T) {
+	client, plain, server, port, own := startPolicyPeer(t, "heddle", "n1/c1"), startPolicyPeer(t, "overlay", "n1/c1"), startPolicyPeer(t, "overlay", "n2/c1"), lab.FreePort(), lab.FreePort()
+	target, source := lab.Address(t, "overlay", "n2/c1"), lab.Address(t, "overlay", "n1/c1")
+	server.Must(`l = listen(4, "0.0.0.0", %d)`, port)
+	client.Must(`s = connect(4, %q, %d, (%q, %d))`, target, port, source, own)
+	server.Must(`a = l.accept()[0]`)
+	client.Must(`s.shutdown(1)`)
+	server.Must(`a.recv(1), a.close()`)
+	client.Must(`s.recv(1), s.close()`)
+	plain.Must(`s = connect(4, %q, %d, (%q, %d))`, target, port, source, own)
+	server.Must(`a = l.accept()[0]`)
+	plain.Must(`send(s, 100000)`)
+	server.Expect(plain.Must(`digest(pattern(100000))`), `receive(a, 100000)`)
 }
 
 // firewallBound6: a socket that is bound to an IPv6 address cannot be sent by the firewall, and so

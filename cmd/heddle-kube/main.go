@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"os/signal"
 	"strings"
@@ -18,6 +17,7 @@ import (
 
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/kube"
+	"heddle.dev/heddle/internal/logform"
 	"heddle.dev/heddle/internal/podlabels"
 	"heddle.dev/heddle/internal/version"
 )
@@ -33,7 +33,7 @@ func main() {
 
 func newCommand() *cobra.Command {
 	var cfg kube.Config
-	var level string
+	var level, format string
 	cmd := &cobra.Command{
 		Use:   "heddle-kube",
 		Short: "Bring a Kubernetes cluster's labels, NetworkPolicies and Services into Heddle",
@@ -47,11 +47,10 @@ func newCommand() *cobra.Command {
 			if err := fromEnvironment(cmd.Flags(), os.LookupEnv); err != nil {
 				return err
 			}
-			var l slog.Level
-			if err := l.UnmarshalText([]byte(level)); err != nil {
-				return fmt.Errorf("--log-level: %w", err)
+			var err error
+			if cfg.Log, err = logform.New(os.Stderr, level, format); err != nil {
+				return err
 			}
-			cfg.Log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: l}))
 			return kube.Run(cmd.Context(), cfg)
 		},
 	}
@@ -64,6 +63,7 @@ func newCommand() *cobra.Command {
 	f.StringVar(&cfg.LeaseNamespace, "lease-namespace", "kube-system", "`namespace` of the Lease by which one node keeps the policies")
 	f.DurationVar(&cfg.LeaseDuration, "lease-duration", 15*time.Second, "for how long a node that has died keeps the Lease")
 	f.StringVar(&level, "log-level", "info", "debug, info, warn or error")
+	f.StringVar(&format, "log-format", logform.Text, "text (name=value) or json, a line for each message")
 	return cmd
 }
 

@@ -155,6 +155,9 @@ func statusTable(st nodeStatus, now time.Time) *table {
 		t.row("FAULT", faultText(f))
 	}
 	t.row("payload", fmt.Sprintf("%s sent, %s received, %d segments sent again", byteCount(tr.BytesSent), byteCount(tr.BytesReceived), tr.Retransmits))
+	if e := st.Flows.Export; e != nil {
+		t.row("flow export", fmt.Sprintf("%s: %d sent; lost: %s", e.Endpoint, e.Sent, failures(e.Lost)))
+	}
 	t.row("features", features(st.Features))
 	return t
 }

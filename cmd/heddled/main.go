@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net/netip"
 	"os"
 	"os/signal"
@@ -20,6 +19,7 @@ import (
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/doctor"
 	"heddle.dev/heddle/internal/fdkeep"
+	"heddle.dev/heddle/internal/logform"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/node"
 	"heddle.dev/heddle/internal/peerapi"
@@ -41,10 +41,15 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal ends at once
 	if err := newCommand().ExecuteContext(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "heddled:", err)
+		if !errors.As(err, new(loggedError)) {
+			fmt.Fprintln(os.Stderr, "heddled:", err)
+		}
 		os.Exit(1)
 	}
 }
+
+// loggedError is one that the log has.
+type loggedError struct{ error }
 
 func newCommand() *cobra.Command {
 	var f flags
@@ -63,7 +68,15 @@ func newCommand() *cobra.Command {
 			if f.cfg.JoinFile != "" && !cmd.Flags().Changed("store") {
 				f.store = "" // the join file says where it is
 			}
-			return run(cmd.Context(), f)
+			cfg, err := f.config()
+			if err == nil {
+				err = run(cmd.Context(), cfg)
+			}
+			if err != nil && f.logFormat == logform.JSON && cfg.Log != nil {
+				cfg.Log.Error("the agent ends", "err", err)
+				return loggedError{err}
+			}
+			return err
 		},
 	}
 	f.register(cmd)
@@ -95,18 +108,18 @@ func fromEnvironment(flags *pflag.FlagSet, lookup func(string) (string, bool)) e
 
 // flags are the agent's settings as they stand on the command line.
 type flags struct {
-	name, underlay, directPorts, store, logLevel string
-	prefix6                                      string
-	networkID                                    uint16
-	pool, prefixes                               []string
-	vni                                          uint32
-	cfg                                          node.Config
-	noKeeper                                     bool
-	verbs                                        model.VerbsLimits
-	rdmaDevice                                   string
-	rdmaOutside                                  []string
-	stackDrain                                   time.Duration
-	encrypt, encryptPrefix                       string
+	name, underlay, directPorts, store, logLevel, logFormat string
+	prefix6                                                 string
+	networkID                                               uint16
+	pool, prefixes                                          []string
+	vni                                                     uint32
+	cfg                                                     node.Config
+	noKeeper                                                bool
+	verbs                                                   model.VerbsLimits
+	rdmaDevice                                              string
+	rdmaOutside                                             []string
+	stackDrain                                              time.Duration
+	encrypt, encryptPrefix                                  string
 }
 
 func (f *flags) register(cmd *cobra.Command) {
@@ -159,7 +172,13 @@ func (f *flags) register(cmd *cobra.Command) {
 	p.StringVar(&f.cfg.SeccompSocket, "seccomp-socket", "/run/heddle/seccomp.sock", "Unix socket where container runtimes hand over seccomp listeners")
 	p.StringVar(&f.cfg.DockerPlugin, "docker-plugin", "", "Unix socket for Docker's network and IPAM driver, such as /run/docker/plugins/heddle.sock for drivers called heddle")
 	p.BoolVar(&f.noKeeper, "no-holder", false, "do not keep seccomp listeners across restarts of the agent")
+	p.StringVar(&f.cfg.Export.Endpoint, "otlp-endpoint", "", "URL of a collector of OpenTelemetry that takes what heddle observe shows, as log records by OTLP over HTTP: https://HOST:4318 (docs/howto/observe.md)")
+	p.StringVar(&f.cfg.Export.CA, "otlp-ca", "", "PEM file of who signed the collector's certificate (default: the machine's authorities)")
+	p.StringVar(&f.cfg.Export.Cert, "otlp-cert", "", "PEM file of the certificate that the collector asks for")
+	p.StringVar(&f.cfg.Export.Key, "otlp-key", "", "PEM file of the key of --otlp-cert")
+	p.StringVar(&f.cfg.Export.HeadersFile, "otlp-headers-file", "", "file with headers for the collector, lines such as Authorization: Bearer TOKEN; mode 0600")
 	p.StringVar(&f.logLevel, "log-level", "info", "debug, info, warn or error")
+	p.StringVar(&f.logFormat, "log-format", logform.Text, "text (name=value) or json, a line for each message")
 }
 
 func (f *flags) config() (node.Config, error) {
@@ -239,16 +258,8 @@ func (f *flags) config() (node.Config, error) {
 			cfg.Storage = s
 		}
 	}
-	cfg.Log, err = f.logger()
+	cfg.Log, err = logform.New(os.Stderr, f.logLevel, f.logFormat)
 	return cfg, err
-}
-
-func (f *flags) logger() (*slog.Logger, error) {
-	var level slog.Level
-	if err := level.UnmarshalText([]byte(f.logLevel)); err != nil {
-		return nil, fmt.Errorf("--log-level %q: want debug, info, warn or error", f.logLevel)
-	}
-	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})), nil
 }
 
 // setPrefix6 makes --prefix6 a wish: nothing, none or a prefix.
@@ -286,11 +297,7 @@ func parsePrefixes(flag string, in []string) ([]netip.Prefix, error) {
 	return out, nil
 }
 
-func run(ctx context.Context, f flags) error {
-	cfg, err := f.config()
-	if err != nil {
-		return err
-	}
+func run(ctx context.Context, cfg node.Config) error {
 	for _, p := range model.Protections {
 		if !p.Protection.On() {
 			cfg.Log.Warn("built for the attack suite: runs without a protection", "protection", p.Name)

@@ -1,13 +1,14 @@
 package main
 
 import (
-	"log/slog"
+	"cmp"
 	"os"
 	"path/filepath"
 
 	"github.com/spf13/cobra"
 
 	"heddle.dev/heddle/internal/agentpod"
+	"heddle.dev/heddle/internal/logform"
 )
 
 // newPodCommand is for the DaemonSet of packaging/kubernetes.
@@ -27,7 +28,11 @@ func newPodRunCommand() *cobra.Command {
 		Use: "run [FLAGS] [-- AGENT'S FLAGS]", Short: "Run the agent, outside of the container's control groups",
 		SilenceUsage: true, SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			a.Args, a.Log = args, slog.New(slog.NewTextHandler(os.Stderr, nil))
+			a.Args = args
+			// The agent's own form, which it takes from the environment, too.
+			if a.Log, err = logform.New(os.Stderr, "info", cmp.Or(os.Getenv(envPrefix+"LOG_FORMAT"), logform.Text)); err != nil {
+				return err
+			}
 			if a.Program, err = os.Executable(); err != nil {
 				return err
 			}

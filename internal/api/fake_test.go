@@ -68,8 +68,9 @@ func testStatus() Status {
 		Faults: []Fault{{Reason: FaultEndpoint, Endpoint: "n1/c1", Error: "no room", Since: started},
 			{Reason: FaultEndpoint, Endpoint: "n1/c2", Error: "no room", Since: started}, {Reason: FaultLimits, Error: "no device", Since: started}},
 		FaultReasons: FaultReasons,
-		Flows:        FlowStats{Counts: []FlowCount{{flow.Open, names.PathDirect, 7}, {flow.Deny, "", 3}}, Kept: 10, Followers: 2, Lost: 1},
-		Counters:     CountersOf(names.Reasons, func(i int) uint64 { return uint64(i) * 10 }),
+		Flows: FlowStats{Counts: []FlowCount{{flow.Open, names.PathDirect, 7}, {flow.Deny, "", 3}}, Kept: 10, Followers: 2, Lost: 1,
+			Export: &FlowExport{Endpoint: "https://h:4318/v1/logs", Sent: 8, Lost: map[string]uint64{"queue_full": 2, "refused": 0}}},
+		Counters: CountersOf(names.Reasons, func(i int) uint64 { return uint64(i) * 10 }),
 		Features: []Check{{Name: "bpf_btf", Status: CheckOK, Detail: "there"},
 			{Name: "bpf_lsm", Status: CheckDegraded, Detail: "EPERM", Cost: "a lock", Remedy: "another kernel"}},
 	}

@@ -20,10 +20,12 @@ const (
 	// FaultStack: this node cannot serve an endpoint's stack profile as it stands. The endpoint has
 	// what the profile's fallback says.
 	FaultStack FaultReason = "stack_not_served"
+	// FaultExport: flows do not reach the collector of OpenTelemetry, or not all of them.
+	FaultExport FaultReason = "flows_not_exported"
 )
 
 // FaultReasons lists them.
-var FaultReasons = []FaultReason{FaultEndpoint, FaultLimits, FaultLimitsTighter, FaultStack}
+var FaultReasons = []FaultReason{FaultEndpoint, FaultLimits, FaultLimitsTighter, FaultStack, FaultExport}
 
 // Fault is something on this node that is not as it should be. The agent tries it again until it
 // is.

@@ -47,6 +47,17 @@ type FlowStats struct {
 	// Lost counts those that followers were too slow for. Those that the agent was too slow for are
 	// the reason lost_flow_event.
 	Lost uint64 `json:"lost"`
+	// Export is nil if flows go to no collector.
+	Export *FlowExport `json:"export,omitempty"`
+}
+
+// FlowExport is what became of flows that a collector of OpenTelemetry is to have, since the
+// agent's start. While it does not work, the fault flows_not_exported says why.
+type FlowExport struct {
+	Endpoint string `json:"endpoint"`
+	Sent     uint64 `json:"sent"`
+	// Lost are those it did not get, by why.
+	Lost map[string]uint64 `json:"lost"`
 }
 
 // FlowCount counts flows of an event and path; Path is empty if they have none.

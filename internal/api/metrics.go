@@ -58,6 +58,8 @@ var (
 	flowsKeptDesc     = prometheus.NewDesc("heddle_flows_kept", "Events of connections in the agent's memory.", nil, nil)
 	flowFollowersDesc = prometheus.NewDesc("heddle_flow_followers", "Who follows the node's flows.", nil, nil)
 	flowsUnreadDesc   = prometheus.NewDesc("heddle_flows_unread_total", "Flows that a follower did not get because it read too slowly.", nil, nil)
+	exportedDesc      = prometheus.NewDesc("heddle_flows_exported_total", "Flows that the collector of OpenTelemetry has taken.", nil, nil)
+	exportLostDesc    = prometheus.NewDesc("heddle_flows_export_lost_total", "Flows that the collector of OpenTelemetry did not get, by why.", []string{"reason"}, nil)
 
 	faultsDesc = prometheus.NewDesc("heddle_faults",
 		"Things on this node that are not as they should be and are tried again, by reason.", []string{"reason"}, nil)
@@ -134,7 +136,7 @@ var descs = []*prometheus.Desc{
 	reasonDesc, endpointsDesc, peersDesc, directDesc, probesDesc, storeDesc, revisionDesc, listenersDesc, readersDesc, answeredDesc, continuedDesc, ioctlsDesc,
 	failedDesc, premadeDesc, batchesDesc, batchSocketsDesc, featureDesc, infoDesc, startedDesc, faultsDesc, encryptedPeersDesc, encryptedBytesDesc, encryptionKeyDesc,
 	policiesDesc, policyRulesDesc, policyHealthyDesc, policyRevisionDesc, policyUpdateDesc, policyPairsDesc, policyCutDesc,
-	flowsDesc, flowsKeptDesc, flowFollowersDesc, flowsUnreadDesc,
+	flowsDesc, flowsKeptDesc, flowFollowersDesc, flowsUnreadDesc, exportedDesc, exportLostDesc,
 	openedDesc, acceptedDesc, connectFailedDesc, closedDesc, brokenDesc, liveDesc, socketsDesc, portsDesc, sentDesc, receivedDesc, retransmitsDesc,
 	rdmaRouterDesc, rdmaEndedDesc, rdmaObjectsDesc, rdmaLimitDesc, rdmaPairsDesc, rdmaMessagesDesc, rdmaSentDesc, rdmaReceivedDesc, rdmaErrorsDesc,
 	stackUpDesc, stackEndedDesc, stackDrainDesc, stackProcessorDesc, stackTenantTimeDesc, stackRetransmitsDesc, stackDroppedDesc, stackRefusedDesc, stackTenantsDesc, stackMemoryDesc,
@@ -264,6 +266,12 @@ func collectFlows(f FlowStats, gauge func(*prometheus.Desc, float64, ...string),
 	gauge(flowsKeptDesc, float64(f.Kept))
 	gauge(flowFollowersDesc, float64(f.Followers))
 	counter(flowsUnreadDesc, f.Lost)
+	if f.Export != nil {
+		counter(exportedDesc, f.Export.Sent)
+		for why, n := range f.Export.Lost {
+			counter(exportLostDesc, n, why)
+		}
+	}
 }
 
 // collectStacks gives the metrics of stack modules. One that has not answered has few.

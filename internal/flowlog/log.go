@@ -40,11 +40,12 @@ type Log struct {
 	counts    map[Kind]uint64
 	followers map[*Follower]struct{}
 	lost      uint64 // of followers that have ended
+	queues    map[*Follower]struct{}
 }
 
 // New makes a log of size flows.
 func New(size int) *Log {
-	return &Log{size: size, counts: make(map[Kind]uint64), followers: make(map[*Follower]struct{})}
+	return &Log{size: size, counts: make(map[Kind]uint64), followers: make(map[*Follower]struct{}), queues: make(map[*Follower]struct{})}
 }
 
 // Add keeps a flow, in place of the oldest if there are as many as are kept, and gives it to who
@@ -60,18 +61,20 @@ func (l *Log) Add(f flow.Flow) {
 		l.next = (l.next + 1) % l.size
 	}
 	var shared *flow.Flow // of all that follow it; who gets it does not write to it
-	for w := range l.followers {
-		if !w.filter.Match(&f) {
-			continue
-		}
-		if shared == nil {
-			c := f // on the heap only if somebody follows
-			shared = &c
-		}
-		select {
-		case w.flows <- shared:
-		default:
-			w.lost.Add(1)
+	for _, all := range []map[*Follower]struct{}{l.followers, l.queues} {
+		for w := range all {
+			if !w.filter.Match(&f) {
+				continue
+			}
+			if shared == nil {
+				c := f // on the heap only if somebody follows
+				shared = &c
+			}
+			select {
+			case w.flows <- shared:
+			default:
+				w.lost.Add(1)
+			}
 		}
 	}
 }
@@ -116,6 +119,16 @@ func (l *Log) Follow(filter flow.Filter, now time.Time) ([]flow.Flow, *Follower,
 	w := &Follower{log: l, filter: filter, flows: make(chan *flow.Flow, backlog)}
 	l.followers[w] = struct{}{}
 	return l.recent(&filter, since), w, nil
+}
+
+// Queue gives every flow from now on, of which size may wait. It is the agent's own, and no
+// follower in what Stats says. It is to be closed.
+func (l *Log) Queue(size int) *Follower {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	w := &Follower{log: l, flows: make(chan *flow.Flow, size)}
+	l.queues[w] = struct{}{}
+	return w
 }
 
 // Stats is what a log has done.
@@ -166,6 +179,10 @@ func (w *Follower) Lost() uint64 {
 func (w *Follower) Close() {
 	w.log.mu.Lock()
 	defer w.log.mu.Unlock()
+	if _, own := w.log.queues[w]; own {
+		delete(w.log.queues, w)
+		return
+	}
 	delete(w.log.followers, w)
 	w.log.lost += w.lost.Load()
 }

@@ -121,6 +121,33 @@ func TestFlood(t *testing.T) {
 	}
 }
 
+// TestQueue: what the agent itself has waits in a queue of its own size, and what finds no room
+// there is nobody else's loss.
+func TestQueue(t *testing.T) {
+	l := New(10)
+	l.Add(numbered(0))
+	q := l.Queue(3)
+	for i := range 5 {
+		l.Add(numbered(i + 1))
+	}
+	for i := range uint64(3) {
+		if f := <-q.Flows(); f.Socket != i+1 {
+			t.Errorf("flow %d, want %d", f.Socket, i+1)
+		}
+	}
+	if n := q.Lost(); n != 2 {
+		t.Errorf("%d lost, want 2", n)
+	}
+	if s := l.Stats(); s.Followers != 0 || s.Lost != 0 {
+		t.Errorf("it counts as a follower: %+v", s)
+	}
+	q.Close()
+	l.Add(numbered(6))
+	if len(q.Flows()) != 0 {
+		t.Error("it hears after its end")
+	}
+}
+
 func TestTooManyFollowers(t *testing.T) {
 	l := New(10)
 	var last *Follower

@@ -61,7 +61,7 @@ func compose(h *host) *Agent {
 	fl, ps := newFlows(h), &policies{h}
 	h.setGroups, h.observe = es.noteGroups, fl.observe
 	return &Agent{
-		host: h, endpoints: es, limiter: li, migration: mg, membership: ms, policies: ps, stacks: &stacks{h}, peers: &peers{host: h}, reports: &reports{h, fl.kept}, flows: fl, keepKeys: keepKeys{h}, tracer: &tracer{h, ps, fl},
+		host: h, endpoints: es, limiter: li, migration: mg, membership: ms, policies: ps, stacks: &stacks{h}, peers: &peers{host: h}, reports: &reports{h, fl}, flows: fl, keepKeys: keepKeys{h}, tracer: &tracer{h, ps, fl},
 		docker: &docker{
 			host: h, attachments: at, endpoints: es, reserved: make(map[netip.Addr]model.EndpointID), asked: make(chan struct{}, 1),
 		},
@@ -97,6 +97,9 @@ func Start(ctx context.Context, cfg Config) (_ *Agent, err error) {
 			err = errors.Join(err, a.Close(), a.group.leave())
 		}
 	}()
+	if err := a.flows.openExport(); err != nil {
+		return nil, err
+	}
 	for _, dir := range []string{cfg.StateDir, filepath.Dir(cfg.APISocket), filepath.Dir(cfg.SeccompSocket)} {
 		if err := durable.MakeDir(dir, 0o700); err != nil {
 			return nil, err
@@ -231,6 +234,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	wg.Go(func() { a.restorer.compareMaps(ctx) })
 	wg.Go(func() { a.membership.followMembers(ctx) })
 	wg.Go(func() { a.keepKeys.run(ctx) })
+	wg.Go(func() { a.flows.runExport(ctx) })
 	serve("topology", func() error { return a.topology.followTopology(ctx, states, locals) })
 	serve("trapped calls", func() error { return a.traps.Serve(ctx) })
 	for _, p := range a.planes {

@@ -19,6 +19,7 @@ import (
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/fdkeep"
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/otlp"
 	"heddle.dev/heddle/internal/plane"
 	"heddle.dev/heddle/internal/store"
 	"heddle.dev/heddle/internal/trust"
@@ -103,6 +104,9 @@ type Config struct {
 	KeeperExe string
 	// Storage, if not nil, has a second copy of what the fd keeper keeps.
 	Storage fdkeep.Storage
+	// Export is the collector of OpenTelemetry that has the node's flows; none without an endpoint.
+	// Node, Version, Failed and Log are the agent's to set.
+	Export otlp.Config
 	// Planes opens planes beside TCP's, to which endpoints are attached after it, in order. nil:
 	// none. What it gives with an error is closed.
 	Planes  func(plane.Host) ([]plane.Plane, error)

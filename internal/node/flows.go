@@ -13,6 +13,7 @@ import (
 	"heddle.dev/heddle/internal/flow"
 	"heddle.dev/heddle/internal/flowlog"
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/otlp"
 )
 
 // openConnections is of how many live connections it is remembered when they began.
@@ -24,7 +25,9 @@ const followPulse = 10 * time.Second
 // flows gives what planes observe the names that it has at that moment, and keeps it.
 type flows struct {
 	*host
-	kept *flowlog.Log
+	kept   *flowlog.Log
+	export *otlp.Exporter    // nil: to no collector
+	queued *flowlog.Follower // of export
 
 	mu        sync.Mutex // guards the rest; held by who observes, for microseconds
 	directory directory

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"heddle.dev/heddle/internal/api"
-	"heddle.dev/heddle/internal/flowlog"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
 )
@@ -18,7 +17,7 @@ const storeProbe = time.Second
 // reports says how the node is. It has no state of its own.
 type reports struct {
 	*host
-	seen *flowlog.Log
+	seen *flows
 }
 
 // Status reports the node's state.
@@ -46,7 +45,7 @@ func (rp *reports) Status(ctx context.Context) (api.Status, error) {
 		Peers:        max(len(state.Nodes)-1, 0),
 		PeersAway:    offline(state, rp.self.Name),
 		Interception: api.Interception{Listeners: calls.Listeners, Readers: calls.Readers, Continued: calls.Continued, Failed: calls.Failed},
-		Flows:        flowStats(rp.seen.Stats()),
+		Flows:        rp.seen.stats(),
 		Counters:     counters,
 		Features:     rp.cfg.Features,
 		Faults:       rp.faults.List(),

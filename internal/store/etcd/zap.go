@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"os"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -60,7 +59,7 @@ var quietGRPC = sync.OnceValue(func() error {
 	if err := embed.NewZapLoggerBuilder(zap.NewNop())(embed.NewConfig()); err != nil {
 		return err
 	}
-	grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, os.Stderr))
+	grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, slog.NewLogLogger(slog.Default().Handler(), slog.LevelError).Writer()))
 	return nil
 })
 

@@ -96,6 +96,7 @@ cp -r README.md docs "$doc/"
 install -D -m 644 packaging/heddled.default "$root/etc/default/heddled"
 install -D -m 644 packaging/heddle-kube.default "$root/etc/default/heddle-kube"
 install -D -m 644 -t "$root/lib/systemd/system" packaging/heddled.service packaging/heddle-kube.service
+install -D -m 644 -t "$root/usr/share/heddle/monitoring" packaging/monitoring/heddle-alerts.yaml packaging/monitoring/heddle-dashboard.json
 install -D -m 644 -t "$doc/kubernetes" packaging/kubernetes/heddle-package.yaml
 printf '%s\n' /etc/default/heddled /etc/default/heddle-kube >"$root/DEBIAN/conffiles"
 

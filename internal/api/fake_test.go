@@ -53,7 +53,7 @@ func testStatus() Status {
 		Network: Network{ID: 1, Pool: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}, VNI: 7, VXLANPort: 4789},
 		Version: "0.1.0", PID: 42, Started: started,
 		Store:     Store{Kind: "embedded", Endpoints: []string{"http://192.0.2.1:2379"}, Healthy: true, Revision: 17},
-		Endpoints: 2, Peers: 1,
+		Endpoints: 2, Peers: 1, PeersAway: []string{"n9"},
 		Encryption: &Encryption{Enabled: true, Device: "heddle-wg0", Key: model.PublicKey{1}, KeySince: started, Next: model.PublicKey{2}, Peers: []EncryptedPeer{
 			{Node: "n2", State: PeerEncrypted, Key: model.PublicKey{3}, Handshake: started, Sent: 100, Received: 200},
 			{Node: "n3", State: PeerLeftOut, Reason: model.PeerPlain}}},
@@ -63,7 +63,7 @@ func testStatus() Status {
 			Probes:  map[string]uint64{"answered": 8, "refused": 0, "silent": 8},
 		},
 		Interception: Interception{Listeners: 3, Readers: 4, Answered: 100, Continued: 20,
-			Failed: map[string]uint64{"caller_gone": 1}, PremadeHits: 90, PremadeMisses: 10, Batches: 5, BatchSockets: 320},
+			Failed: map[string]uint64{"caller_gone": 1}, PremadeHits: 90, PremadeMisses: 10, Batches: 5, BatchSockets: 320, EndpointSockets: 65536},
 		Policy: Policy{Policies: 3, Rules: 8, Revision: 16, Addresses: 5, Pairs: 6, Took: 1500 * time.Millisecond, Cut: 11, Faults: []string{"a fault"}},
 		Faults: []Fault{{Reason: FaultEndpoint, Endpoint: "n1/c1", Error: "no room", Since: started},
 			{Reason: FaultEndpoint, Endpoint: "n1/c2", Error: "no room", Since: started}, {Reason: FaultLimits, Error: "no device", Since: started}},

@@ -21,6 +21,7 @@ var (
 		"Connections, packets and calls by reason: paths taken, fallbacks, drops, refusals and connections cut.", []string{"reason", "kind"}, nil)
 	endpointsDesc = prometheus.NewDesc("heddle_endpoints", "Endpoints on this node.", nil, nil)
 	peersDesc     = prometheus.NewDesc("heddle_peers", "Other nodes of the network.", nil, nil)
+	peersAwayDesc = prometheus.NewDesc("heddle_peers_away", "Other nodes of the network whose agents do not run or do not reach the store.", nil, nil)
 	directDesc    = prometheus.NewDesc("heddle_direct_paths", "Other nodes by what probes have shown of the direct path to them.", []string{"state"}, nil)
 	probesDesc    = prometheus.NewDesc("heddle_probes_total", "Probes of direct paths by outcome.", []string{"outcome"}, nil)
 	storeDesc     = prometheus.NewDesc("heddle_store_healthy",
@@ -42,6 +43,8 @@ var (
 		"Trapped calls answered with a batch of sockets.", nil, nil)
 	batchSocketsDesc = prometheus.NewDesc("heddle_intercept_crated_sockets_total",
 		"Sockets given in batches.", nil, nil)
+	unguardedDesc = prometheus.NewDesc("heddle_intercept_unguarded",
+		"Processes that hold sockets of an endpoint and whose ioctls act on the node.", nil, nil)
 	featureDesc = prometheus.NewDesc("heddle_feature",
 		"1 if the probed kernel feature or setting is there, 0 if not.", []string{"feature"}, nil)
 	infoDesc = prometheus.NewDesc("heddle_agent_info", "1; its labels say which agent this is.",
@@ -72,8 +75,18 @@ var (
 	startedDesc = prometheus.NewDesc("heddle_agent_start_time_seconds", "Unix time of the agent's start.", nil, nil)
 )
 
-// The metrics of one endpoint.
+// The metrics of one endpoint, and what any may have.
 var (
+	socketLimitDesc = prometheus.NewDesc("heddle_endpoint_socket_limit", "TCP sockets that an endpoint may have.", nil, nil)
+	portLimitDesc   = prometheus.NewDesc("heddle_endpoint_port_limit", "Ephemeral ports of the node that an endpoint may hold by bind() or listen().", nil, nil)
+	capDesc         = prometheus.NewDesc("heddle_endpoint_cap_bits_per_second",
+		"What an endpoint may send or receive; without a cap there is none.", []string{"endpoint", "direction"}, nil)
+	capBytesDesc = prometheus.NewDesc("heddle_endpoint_capped_bytes_total",
+		"Bytes that an endpoint's caps let through.", []string{"endpoint", "direction"}, nil)
+	capDroppedDesc = prometheus.NewDesc("heddle_endpoint_capped_dropped_total",
+		"Packets for which there was no room in the queues of an endpoint's caps.", []string{"endpoint", "direction"}, nil)
+	capBacklogDesc = prometheus.NewDesc("heddle_endpoint_capped_backlog_bytes",
+		"Bytes that wait in the queues of an endpoint's caps.", []string{"endpoint", "direction"}, nil)
 	openedDesc = prometheus.NewDesc("heddle_endpoint_opened_total",
 		"Connections made by connect() of an endpoint's sockets.", []string{"endpoint"}, nil)
 	acceptedDesc = prometheus.NewDesc("heddle_endpoint_accepted_total",
@@ -133,10 +146,11 @@ var (
 )
 
 var descs = []*prometheus.Desc{
-	reasonDesc, endpointsDesc, peersDesc, directDesc, probesDesc, storeDesc, revisionDesc, listenersDesc, readersDesc, answeredDesc, continuedDesc, ioctlsDesc,
-	failedDesc, premadeDesc, batchesDesc, batchSocketsDesc, featureDesc, infoDesc, startedDesc, faultsDesc, encryptedPeersDesc, encryptedBytesDesc, encryptionKeyDesc,
+	reasonDesc, endpointsDesc, peersDesc, peersAwayDesc, directDesc, probesDesc, storeDesc, revisionDesc, listenersDesc, readersDesc, answeredDesc, continuedDesc, ioctlsDesc,
+	failedDesc, premadeDesc, batchesDesc, batchSocketsDesc, unguardedDesc, featureDesc, infoDesc, startedDesc, faultsDesc, encryptedPeersDesc, encryptedBytesDesc, encryptionKeyDesc,
 	policiesDesc, policyRulesDesc, policyHealthyDesc, policyRevisionDesc, policyUpdateDesc, policyPairsDesc, policyCutDesc,
 	flowsDesc, flowsKeptDesc, flowFollowersDesc, flowsUnreadDesc, exportedDesc, exportLostDesc,
+	socketLimitDesc, portLimitDesc, capDesc, capBytesDesc, capDroppedDesc, capBacklogDesc,
 	openedDesc, acceptedDesc, connectFailedDesc, closedDesc, brokenDesc, liveDesc, socketsDesc, portsDesc, sentDesc, receivedDesc, retransmitsDesc,
 	rdmaRouterDesc, rdmaEndedDesc, rdmaObjectsDesc, rdmaLimitDesc, rdmaPairsDesc, rdmaMessagesDesc, rdmaSentDesc, rdmaReceivedDesc, rdmaErrorsDesc,
 	stackUpDesc, stackEndedDesc, stackDrainDesc, stackProcessorDesc, stackTenantTimeDesc, stackRetransmitsDesc, stackDroppedDesc, stackRefusedDesc, stackTenantsDesc, stackMemoryDesc,
@@ -147,6 +161,7 @@ var descs = []*prometheus.Desc{
 type Observed interface {
 	Status(ctx context.Context) (Status, error)
 	Traffic(ctx context.Context) ([]model.Traffic, error)
+	LimitUse(ctx context.Context) ([]model.LimitUse, error)
 	RDMA(ctx context.Context) (RDMA, error)
 	Stacks(ctx context.Context) (Stacks, error)
 }
@@ -174,8 +189,12 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	defer cancel()
 	st, err := c.agent.Status(ctx)
 	var traffic []model.Traffic
+	var limits []model.LimitUse
 	if err == nil {
 		traffic, err = c.agent.Traffic(ctx)
+	}
+	if err == nil {
+		limits, err = c.agent.LimitUse(ctx)
 	}
 	if err != nil {
 		ch <- prometheus.NewInvalidMetric(reasonDesc, err)
@@ -192,6 +211,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	gauge(endpointsDesc, float64(st.Endpoints))
 	gauge(peersDesc, float64(st.Peers))
+	gauge(peersAwayDesc, float64(len(st.PeersAway)))
 	for state, n := range st.Direct.Peers {
 		gauge(directDesc, float64(n), state.String())
 	}
@@ -213,19 +233,8 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(faultsDesc, float64(n), string(r))
 	}
 	collectEncryption(st.Encryption, gauge, counter)
-	in := st.Interception
-	gauge(listenersDesc, float64(in.Listeners))
-	gauge(readersDesc, float64(in.Readers))
-	counter(answeredDesc, in.Answered)
-	counter(continuedDesc, in.Continued)
-	counter(ioctlsDesc, in.Ioctls)
-	for _, cause := range slices.Sorted(maps.Keys(in.Failed)) {
-		counter(failedDesc, in.Failed[cause], cause)
-	}
-	counter(premadeDesc, in.PremadeHits, "hit")
-	counter(premadeDesc, in.PremadeMisses, "miss")
-	counter(batchesDesc, in.Batches)
-	counter(batchSocketsDesc, in.BatchSockets)
+	collectInterception(st.Interception, gauge, counter)
+	collectCaps(limits, gauge, counter)
 	for _, f := range st.Features {
 		gauge(featureDesc, oneIf(f.Status == CheckOK), f.Name)
 	}
@@ -244,6 +253,46 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	if stacks, err := c.agent.Stacks(ctx); err == nil {
 		collectStacks(stacks.Modules, gauge, counter)
 		collectStackTime(stacks.Modules, ch)
+	}
+}
+
+// collectInterception gives the metrics of trapped calls.
+func collectInterception(in Interception, gauge func(*prometheus.Desc, float64, ...string), counter func(*prometheus.Desc, uint64, ...string)) {
+	gauge(listenersDesc, float64(in.Listeners))
+	gauge(readersDesc, float64(in.Readers))
+	counter(answeredDesc, in.Answered)
+	counter(continuedDesc, in.Continued)
+	counter(ioctlsDesc, in.Ioctls)
+	for _, cause := range slices.Sorted(maps.Keys(in.Failed)) {
+		counter(failedDesc, in.Failed[cause], cause)
+	}
+	counter(premadeDesc, in.PremadeHits, "hit")
+	counter(premadeDesc, in.PremadeMisses, "miss")
+	counter(batchesDesc, in.Batches)
+	counter(batchSocketsDesc, in.BatchSockets)
+	gauge(unguardedDesc, float64(len(in.Unguarded)))
+	gauge(socketLimitDesc, float64(in.EndpointSockets))
+	gauge(portLimitDesc, float64(in.EndpointPorts))
+}
+
+// collectCaps gives the metrics of endpoints that have caps, in the directions that have one.
+func collectCaps(list []model.LimitUse, gauge func(*prometheus.Desc, float64, ...string), counter func(*prometheus.Desc, uint64, ...string)) {
+	for _, l := range list {
+		for _, d := range []struct {
+			name      string
+			all, each model.Rate // of the endpoint; of each connection
+			use       model.QueueUse
+		}{{"egress", l.Limits.Egress, l.Limits.ConnectionEgress, l.Egress}, {"ingress", l.Limits.Ingress, l.Limits.ConnectionIngress, l.Ingress}} {
+			if d.all > 0 {
+				gauge(capDesc, float64(d.all), l.Endpoint, d.name)
+			}
+			if d.all == 0 && d.each == 0 {
+				continue
+			}
+			counter(capBytesDesc, d.use.Bytes, l.Endpoint, d.name)
+			counter(capDroppedDesc, d.use.Dropped, l.Endpoint, d.name)
+			gauge(capBacklogDesc, float64(d.use.BacklogBytes), l.Endpoint, d.name)
+		}
 	}
 }
 

@@ -166,7 +166,7 @@ func TestDebianPackage(t *testing.T) {
 	m.sh("systemctl is-enabled heddled; systemd-analyze verify --man=no heddled.service 2>&1 | (! grep heddled)")
 	m.sh("systemctl show --property DeviceAllow heddled | grep -q /dev/net/tun")
 	files := m.sh("dpkg -L heddle")
-	for _, want := range []string{"man8/heddled.8.gz", "man8/heddle-uninstall.8.gz", "man8/heddle-runtime.8.gz", "/usr/lib/heddle/libheddle-guest.so", "/usr/lib/heddle/libheddle-machine.so", "/usr/lib/heddle/libheddle-pool.so", "/usr/bin/heddle-machine", "/usr/lib/heddle/libheddle-verbs.so", "/usr/lib/heddle/heddle-rdma", "/usr/lib/heddle/heddle-stack", "/usr/lib/heddle/heddle-netstack", "/usr/lib/heddle/congestion/dctcp.bpf.o", "bash-completion/completions/heddle",
+	for _, want := range []string{"man8/heddled.8.gz", "man8/heddle-uninstall.8.gz", "man8/heddle-runtime.8.gz", "/usr/share/heddle/monitoring/heddle-alerts.yaml", "/usr/share/heddle/monitoring/heddle-dashboard.json", "/usr/lib/heddle/libheddle-guest.so", "/usr/lib/heddle/libheddle-machine.so", "/usr/lib/heddle/libheddle-pool.so", "/usr/bin/heddle-machine", "/usr/lib/heddle/libheddle-verbs.so", "/usr/lib/heddle/heddle-rdma", "/usr/lib/heddle/heddle-stack", "/usr/lib/heddle/heddle-netstack", "/usr/lib/heddle/congestion/dctcp.bpf.o", "bash-completion/completions/heddle",
 		"doc/heddle/copyright", "doc/heddle/changelog.gz", "bin/heddle-runtime",
 		"man8/heddle-kube.8.gz", "sbin/heddle-kube", "system/heddle-kube.service", "kubernetes/heddle-package.yaml"} {
 		if !strings.Contains(files, want+"\n") {

@@ -55,7 +55,7 @@ func startRDMA(t *testing.T, gids ...[4]byte) (a *agent, dirs []string) {
 	t.Helper()
 	a = &agent{t: t, numbers: map[[16]byte]uint64{}, answers: make(chan []byte, 1)}
 	socket := filepath.Join(t.TempDir(), "agent")
-	a.router = exec.Command(filepath.Join(filepath.Dir(library(t)), "heddle-rdma"), "--agent", socket)
+	a.router = exec.Command(filepath.Join(filepath.Dir(library(t)), "heddle-rdma"), "--agent", socket, "--sockets", filepath.Dir(filepath.Dir(socket)))
 	a.router.Stdout, a.router.Stderr = &a.said, &a.said
 	if err := a.router.Start(); err != nil {
 		t.Fatalf("run `make build`: %v", err)

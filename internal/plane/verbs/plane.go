@@ -219,7 +219,7 @@ func (p *Plane) detach(e model.Endpoint) error {
 // Keep removes the folders of endpoints that are not in keep. The router hears of them when it is
 // told of all that there are.
 func (p *Plane) Keep(keep map[model.EndpointID]bool) (map[string]int, error) {
-	top := filepath.Join(filepath.Dir(p.cfg.SeccompSocket), folder.Dir)
+	top := folder.All(p.cfg.SeccompSocket)
 	all, err := os.ReadDir(top)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil

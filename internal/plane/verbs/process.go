@@ -4,6 +4,7 @@ import (
 	"path/filepath"
 
 	"heddle.dev/heddle/internal/plane/process"
+	"heddle.dev/heddle/internal/plane/verbs/folder"
 )
 
 // Program is the router's.
@@ -34,8 +35,13 @@ func FindProgram(self string) (string, error) { return program(self, "").Find() 
 // reach connects to the router that runs, or starts one. It lives on when this process ends.
 func (p *Plane) reach() (*link, error) {
 	router := program(p.cfg.Self, p.cfg.StateDir)
+	sockets, err := filepath.Abs(folder.All(p.cfg.SeccompSocket)) // it runs in another directory
+	if err != nil {
+		return nil, err
+	}
+	router.More = []string{"--sockets", sockets}
 	if p.cfg.Device != "" {
-		router.More = []string{"--device", p.cfg.Device}
+		router.More = append(router.More, "--device", p.cfg.Device)
 	}
 	return process.Reach(router, dial)
 }

@@ -7,13 +7,15 @@
 //! endpoint from then on, and a new one all others. `docs/architecture/verbs.md`.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::mem::swap;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use crate::objects::Objects;
+use crate::opener::Opener;
 use crate::protection::{Protection, protects};
 use crate::sys;
 
@@ -97,6 +99,7 @@ impl Place {
 pub(crate) struct Shared {
     pub(crate) place: Place,
     pub(crate) watch: Watch,
+    pub(crate) opener: Opener,
 }
 
 /// A thread that serves endpoints.
@@ -106,7 +109,8 @@ pub(crate) struct Worker {
     endpoint: AtomicU32,
     /// Odd while it copies memory of a program.
     copies: AtomicU64,
-    thread: AtomicI32,
+    /// What the kernel says of its thread; None if that could not be opened.
+    stat: OnceLock<Option<File>>,
     /// The endpoint whose memory that is, 0 if it is none's yet or any more.
     culprit: AtomicU32,
 }
@@ -117,8 +121,14 @@ impl Worker {
     }
 
     /// This thread is the worker.
-    pub(crate) fn begin(&self) {
-        self.thread.store(sys::thread(), Ordering::Relaxed);
+    pub(crate) fn begin(&self, opener: &Opener) {
+        self.stat.get_or_init(|| opener.stat_of(sys::thread()).ok().map(File::from));
+    }
+
+    /// Whether its thread waits, and not just for a processor. Whoever is not known to run is taken
+    /// to wait: its endpoint gets a thread of its own, which costs little.
+    fn waits(&self) -> bool {
+        self.stat.get().and_then(Option::as_ref).is_none_or(sys::waits)
     }
 
     /// From now on it serves this endpoint, or all with 0.
@@ -192,7 +202,7 @@ impl Watch {
             let mut culprit = worker.culprit.load(Ordering::Relaxed);
             let copies = now & 1 == 1 && culprit != 0;
             // One that has no processor is not stuck.
-            let waits = copies && sys::waits(worker.thread.load(Ordering::Relaxed));
+            let waits = copies && worker.waits();
             let is_late = late.look(waits.then_some(culprit));
             let stuck = waits && (now == seen || is_late) || copies && patience.is_zero();
             if stuck && protects(Protection::Watch) {

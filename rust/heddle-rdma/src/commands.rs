@@ -500,12 +500,12 @@ impl Objects {
 
     /// The device by which a program makes a userfaultfd of its own memory.
     fn open_userfaultfd(&mut self, context: u32) -> Result<Answer, Errno> {
-        let Ok(device) = sys::open_userfaultfd() else {
+        let Some(device) = &self.userfaultfd else {
             self.note_in(context, Reason::NoUserfaultfd);
             return Err(EOPNOTSUPP);
         };
         let mut answer = done();
-        answer.descriptors.push(device);
+        answer.descriptors.push(copy(device)?);
         Ok(answer)
     }
 

@@ -52,7 +52,7 @@ impl Objects {
     }
 
     fn open(&mut self, endpoint: u32, socket: OwnedFd) -> io::Result<()> {
-        let process = Arc::new(Process::new(endpoint, sys::peer(&socket)?));
+        let process = Arc::new(Process::new(endpoint, self.shared.opener.memory_of(&socket)?));
         let context = Context::new(endpoint, socket, process);
         let full = || io::Error::from_raw_os_error(libc::ENOMEM);
         let handle = self.contexts.insert(context, 0).ok_or_else(full)?;

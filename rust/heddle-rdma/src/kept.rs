@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use shared_ring::SharedMemory;
@@ -12,7 +12,7 @@ use shared_ring::SharedMemory;
 use crate::endpoint::Quota;
 use crate::objects::{Objects, Source};
 use crate::protection::{Protection, protects};
-use crate::sys::{self, Epoll};
+use crate::sys::{self, Epoll, Watches};
 
 /// Memory that may be there without the router.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +24,7 @@ struct Memory {
 
 /// All of it.
 pub(crate) struct Kept {
-    watches: OwnedFd,
+    watches: Watches,
     by_watch: HashMap<i32, Memory>,
     /// What the kernel has had no room to watch: it is kept here, too, until it has.
     unwatched: Vec<(Arc<SharedMemory>, Memory)>,
@@ -32,12 +32,12 @@ pub(crate) struct Kept {
 
 impl Kept {
     pub(crate) fn new(epoll: &Epoll) -> io::Result<Self> {
-        let kept = Self::of(sys::watches()?);
+        let kept = Self::of(Watches::new()?);
         epoll.add(kept.watches.as_fd(), sys::READABLE, Source::Kept.id(0))?;
         Ok(kept)
     }
 
-    fn of(watches: OwnedFd) -> Self {
+    fn of(watches: Watches) -> Self {
         Self { watches, by_watch: HashMap::new(), unwatched: Vec::new() }
     }
 
@@ -123,7 +123,7 @@ mod tests {
     /// Memory is gone when the last descriptor is, of whatever kind.
     #[test]
     fn it_is_told_when_nobody_has_it() {
-        let mut kept = Kept::of(sys::watches().unwrap());
+        let mut kept = Kept::of(Watches::new().unwrap());
         let shared = memory();
         let other = shared.as_fd().try_clone_to_owned().unwrap();
         kept.add(shared, OURS);
@@ -135,7 +135,7 @@ mod tests {
     /// The end of a watch is told after that of its file, when nothing may be known of it any more.
     #[test]
     fn all_that_is_told_is_read() {
-        let mut kept = Kept::of(sys::watches().unwrap());
+        let mut kept = Kept::of(Watches::new().unwrap());
         kept.add(memory(), OURS);
         kept.by_watch.clear();
         assert_eq!(kept.gone(), []);
@@ -145,10 +145,10 @@ mod tests {
     #[test]
     fn what_the_kernel_does_not_watch_stays() {
         // No such thing: each call fails.
-        let mut kept = Kept::of(sys::eventfd().unwrap());
+        let mut kept = Kept::of(Watches::of(sys::eventfd().unwrap()).unwrap());
         kept.add(memory(), OURS);
         assert_eq!(kept.gone(), []);
-        kept.watches = sys::watches().unwrap();
+        kept.watches = Watches::new().unwrap();
         assert_eq!(kept.gone(), [OURS]);
     }
 
@@ -157,7 +157,7 @@ mod tests {
     fn what_was_lost_is_found() {
         let most = std::fs::read_to_string("/proc/sys/fs/inotify/max_queued_events").unwrap();
         let most: usize = most.trim().parse().unwrap();
-        let mut kept = Kept::of(sys::watches().unwrap());
+        let mut kept = Kept::of(Watches::new().unwrap());
         let stays = memory();
         kept.add(Arc::clone(&stays), OURS);
         for _ in 0..most / 2 + 10 {

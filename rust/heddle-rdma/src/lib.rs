@@ -36,6 +36,8 @@
 //! | `holes` | memory is closed to holes before it is looked at |
 //! | `kept` | memory that was forgotten here, and that programs have |
 //! | `table` | handles |
+//! | `sandbox` | the router gives up its rights |
+//! | [`opener`] | a process that opens for it what needs them |
 //! | `protection` | protections by name, for attacks |
 //! | `placing` | WRITEs that the card does by itself |
 //! | `outside`, `native`, `bounce` | peers without Heddle: who may have some, requests, bytes |
@@ -74,6 +76,7 @@ mod memory;
 mod multicast;
 mod native;
 mod objects;
+pub mod opener;
 mod outside;
 mod placing;
 mod protection;
@@ -84,6 +87,7 @@ mod remote;
 mod requests;
 mod responder;
 pub mod router;
+mod sandbox;
 mod shards;
 mod sys;
 mod table;

@@ -229,6 +229,8 @@ pub(crate) struct Objects {
     pub(crate) kept: Option<Kept>,
     /// Given up for a moment when there are no more descriptors, to refuse a connection.
     pub(crate) spare: Option<OwnedFd>,
+    /// By which programs make userfaultfds of their own memory; None: this kernel has none.
+    pub(crate) userfaultfd: Option<OwnedFd>,
     pub(crate) endpoints: Table<Endpoint>,
     pub(crate) contexts: Table<Context>,
     pub(crate) pds: Table<Pd>,
@@ -315,6 +317,7 @@ impl Objects {
             pooled: 0,
             kept: None,
             spare: None,
+            userfaultfd: None,
             endpoints: Table::new(14, 32),
             contexts: Table::new(16, 32),
             pds: Table::new(18, 32),

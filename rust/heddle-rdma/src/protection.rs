@@ -44,6 +44,8 @@ pub(crate) enum Protection {
     Homes,
     /// What copies of others' datagrams to groups cost.
     Copied,
+    /// The router has no rights, and makes no system calls but those that move bytes.
+    Sandbox,
     /// The card's queue pairs are believed to have done what they were asked for.
     Completions,
 }
@@ -71,6 +73,7 @@ pub(crate) fn protects(protection: Protection) -> bool {
         Protection::Kept => "kept",
         Protection::Homes => "homes",
         Protection::Copied => "copied",
+        Protection::Sandbox => "sandbox",
         Protection::Completions => "completions",
     })
 }

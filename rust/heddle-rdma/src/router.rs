@@ -12,8 +12,10 @@ use crate::card::Card;
 use crate::events::EventSocket;
 use crate::kept::Kept;
 use crate::objects::{Objects, Source};
+use crate::opener::Opener;
 use crate::protection::{Protection, protects};
 use crate::requests::QUANTUM;
+use crate::sandbox;
 use crate::shards::{NOBODY, Nudge};
 use crate::sys::{self, Epoll};
 
@@ -26,6 +28,8 @@ mod tests;
 pub struct Options {
     /// Where it listens for its agent.
     pub agent: PathBuf,
+    /// The directory below which endpoints' control sockets are.
+    pub sockets: PathBuf,
     /// For how long it looks for work before it sleeps.
     pub spin: Duration,
     /// For how long a copy of a program's memory may wait until its endpoint gets a thread of its
@@ -48,17 +52,25 @@ const TURNS_UNTIL_EVENTS: u32 = 16;
 ///
 /// # Errors
 ///
-/// The kernel's: the agent's socket cannot be made, or the loop's set cannot be waited for.
+/// The kernel's: the agent's socket cannot be made, rights cannot be given up, or the loop's set
+/// cannot be waited for.
 pub fn run(options: &Options) -> io::Result<Infallible> {
     sys::raise_descriptors();
+    let is_shut_off = sys::is_root() && protects(Protection::Sandbox);
+    let opener = if is_shut_off { Opener::start(&options.sockets)? } else { Opener::default() };
     let agent_listener = sys::listen_packets(&options.agent)?;
+    let userfaultfd = sys::open_userfaultfd().ok();
+    if is_shut_off {
+        sandbox::give_up_rights()?;
+    }
     let epoll = Epoll::new()?;
     epoll.add(agent_listener.as_fd(), sys::READABLE, Source::AgentListener.id(0))?;
     let nudge = Nudge::of(&epoll)?;
     // As long as the process.
-    let shared: &'static Shared = Box::leak(Box::default());
+    let shared: &'static Shared = Box::leak(Box::new(Shared { opener, ..Shared::default() }));
     let mut objects = Objects::new(shared, Arc::new(epoll), nudge);
     objects.agent_listener = Some(agent_listener);
+    objects.userfaultfd = userfaultfd;
     objects.spare = sys::eventfd().ok();
     objects.kept = Some(Kept::new(&objects.epoll)?);
     // What programs do not touch is charged to nobody else.
@@ -70,6 +82,9 @@ pub fn run(options: &Options) -> io::Result<Infallible> {
             Ok(card) => objects.card = Some(card),
             Err(why) => eprintln!("heddle-rdma: no card: {why}"),
         }
+    }
+    if is_shut_off {
+        sandbox::filter_calls(objects.card.is_some())?;
     }
     let (worker, spin) = (Arc::<Worker>::default(), options.spin);
     let patience = options.patience;
@@ -161,7 +176,7 @@ impl Loop {
 
     fn run(mut self) -> io::Result<()> {
         let all = self.objects.shared;
-        self.worker.begin();
+        self.worker.begin(&all.opener);
         all.place.take(&mut self.objects, &self.worker);
         loop {
             let shard = self.worker.serves();

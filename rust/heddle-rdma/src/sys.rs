@@ -1,13 +1,15 @@
 //! The system calls that the standard library does not have, each as a safe function over owned
 //! descriptors. Errors are the kernel's; callers say what they were doing.
 
-use core::ffi::c_void;
 use core::sync::atomic::AtomicU32;
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::net::TcpStream;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
 
+use unix_io::epoll::wait_readable;
 use unix_io::packets;
 
 pub(crate) use unix_io::epoll::{EDGE, READABLE, WRITABLE};
@@ -33,13 +35,33 @@ pub(crate) fn wake_all(word: &AtomicU32) {
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
 }
 
-/// Whether a thread of this process waits for something, and not just for a processor.
-pub(crate) fn waits(thread: i32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat"));
+/// What the kernel says of a thread.
+pub(crate) fn open_stat(process: u32, thread: i32) -> io::Result<OwnedFd> {
+    Ok(File::open(format!("/proc/{process}/task/{thread}/stat"))?.into())
+}
+
+/// Whether a thread waits for something, and not just for a processor.
+pub(crate) fn waits(stat: &File) -> bool {
+    let Ok(text) = reread(stat) else { return false };
     // The state follows the name, which ends with the last bracket.
-    let state =
-        stat.ok().and_then(|s| s.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()));
+    let state = text.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
     state.is_some_and(|state| state != 'R')
+}
+
+/// All of a file of /proc, as it is now.
+fn reread(file: &File) -> io::Result<String> {
+    let (mut text, mut length) = (vec![0; 1024], 0);
+    loop {
+        match file.read_at(&mut text[length..], length as u64)? {
+            0 => break,
+            got => length += got,
+        }
+        if length == text.len() {
+            text.resize(2 * length, 0);
+        }
+    }
+    text.truncate(length);
+    String::from_utf8(text).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
 /// Bytes of memory that the machine has.
@@ -62,7 +84,7 @@ pub(crate) fn peer(socket: &OwnedFd) -> io::Result<(libc::pid_t, OwnedFd)> {
     let memory = open_memory(pid)?;
     // Looked for last: the number was this process's all the time until now. Where the kernel does
     // not tell, the memory is not used before the program has shown that it is its.
-    if pidfd.is_some_and(|pidfd| !is_alive(&pidfd)) {
+    if pidfd.is_some_and(|pidfd| wait_readable(pidfd.as_fd(), Duration::ZERO)) {
         return Err(io::Error::from_raw_os_error(libc::ESRCH));
     }
     Ok((pid, memory))
@@ -104,50 +126,56 @@ pub(crate) fn open_userfaultfd() -> io::Result<OwnedFd> {
     Ok(OpenOptions::new().read(true).write(true).open("/dev/userfaultfd")?.into())
 }
 
-/// Something that tells of the end of files. It counts for a user of its own, taken by chance: root
-/// of a container may be the router's root, and use up what the kernel allows that one.
-pub(crate) fn watches() -> io::Result<OwnedFd> {
-    // SAFETY: geteuid takes nothing.
-    let own = unsafe { libc::geteuid() };
-    // Not root, it has what its user has.
-    let changed = become_user(1 << 30 | u32::try_from(random() >> 34).unwrap_or(0));
-    // SAFETY: inotify_init1 takes a number.
-    let made = unix_io::check(unsafe { libc::inotify_init1(libc::IN_CLOEXEC | libc::IN_NONBLOCK) });
-    if changed && !become_user(own) {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel has just made this descriptor, so that nobody else owns it.
-    made.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) })
+/// Something that tells of the end of files. It counts for the router's user, which is nobody
+/// else's: root of a container would use up what the kernel allows root.
+pub(crate) struct Watches {
+    watches: OwnedFd,
+    /// What it has, for when something was lost: opened now, as the router opens nothing later.
+    info: File,
 }
 
-/// Has this thread be another user to the kernel, and nothing else change. Says whether it is.
-fn become_user(user: u32) -> bool {
-    // SAFETY: prctl takes numbers.
-    let dumpable = unsafe { libc::prctl(libc::PR_GET_DUMPABLE) };
-    // SAFETY: setresuid takes numbers. Called by its number, it is of this thread only.
-    let changed = unsafe { libc::syscall(libc::SYS_setresuid, -1, user, -1) } == 0;
-    // SAFETY: as above.
-    unsafe { libc::prctl(libc::PR_SET_DUMPABLE, dumpable) };
-    changed
+impl Watches {
+    pub(crate) fn new() -> io::Result<Self> {
+        // SAFETY: inotify_init1 takes a number.
+        let made = unsafe { libc::inotify_init1(libc::IN_CLOEXEC | libc::IN_NONBLOCK) };
+        let made = unix_io::check(made)?;
+        // SAFETY: the kernel has just made this descriptor, so that nobody else owns it.
+        Self::of(unsafe { OwnedFd::from_raw_fd(made) })
+    }
+
+    pub(crate) fn of(watches: OwnedFd) -> io::Result<Self> {
+        let info = File::open(format!("/proc/self/fdinfo/{}", watches.as_raw_fd()))?;
+        Ok(Self { watches, info })
+    }
+}
+
+impl AsFd for Watches {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.watches.as_fd()
+    }
 }
 
 /// Has the end of a file told that has no name: when nobody has it open, mapped, or under way in a
 /// message any more. The number by which it is told.
-pub(crate) fn watch_end(watches: &OwnedFd, file: BorrowedFd<'_>) -> io::Result<i32> {
+pub(crate) fn watch_end(watches: &Watches, file: BorrowedFd<'_>) -> io::Result<i32> {
     let path = format!("/proc/self/fd/{}\0", file.as_raw_fd());
     // SAFETY: the path ends with a 0.
     unix_io::check(unsafe {
-        libc::inotify_add_watch(watches.as_raw_fd(), path.as_ptr().cast(), libc::IN_DELETE_SELF)
+        libc::inotify_add_watch(
+            watches.watches.as_raw_fd(),
+            path.as_ptr().cast(),
+            libc::IN_DELETE_SELF,
+        )
     })
 }
 
 /// What has been told: the numbers of files that have ended; -1 if something was lost.
-pub(crate) fn ended(watches: &OwnedFd) -> io::Result<Vec<i32>> {
+pub(crate) fn ended(watches: &Watches) -> io::Result<Vec<i32>> {
     const EVENT: usize = size_of::<libc::inotify_event>();
     let mut bytes = [0_u8; 64 * EVENT];
     // SAFETY: the kernel writes at most as many bytes as there are.
     let got = unix_io::length(unsafe {
-        libc::read(watches.as_raw_fd(), bytes.as_mut_ptr().cast(), bytes.len())
+        libc::read(watches.watches.as_raw_fd(), bytes.as_mut_ptr().cast(), bytes.len())
     })?;
     // Events of a file itself have no name behind them.
     let events = bytes[..got].chunks_exact(EVENT);
@@ -155,20 +183,10 @@ pub(crate) fn ended(watches: &OwnedFd) -> io::Result<Vec<i32>> {
 }
 
 /// The numbers of all files whose end is still to be told.
-pub(crate) fn watched(watches: &OwnedFd) -> io::Result<Vec<i32>> {
-    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", watches.as_raw_fd()))?;
+pub(crate) fn watched(watches: &Watches) -> io::Result<Vec<i32>> {
+    let info = reread(&watches.info)?;
     let words = info.lines().filter_map(|line| line.strip_prefix("inotify wd:"));
     Ok(words.filter_map(|rest| rest.split(' ').next()?.parse().ok()).collect())
-}
-
-/// Whether the process of a pidfd has not ended.
-fn is_alive(pidfd: &OwnedFd) -> bool {
-    // SAFETY: signal 0 is none, and without siginfo the kernel reads nothing.
-    let sent = unsafe {
-        let none = core::ptr::null::<c_void>();
-        libc::syscall(libc::SYS_pidfd_send_signal, pidfd.as_raw_fd(), 0, none, 0)
-    };
-    sent == 0
 }
 
 /// Reads bytes of another process into one's own, or writes them: as many as `local` has, from
@@ -193,4 +211,46 @@ pub(crate) unsafe fn memory_copy(
         unsafe { libc::pread(memory.as_raw_fd(), local.0.cast(), local.1, at) }
     };
     usize::try_from(done) == Ok(local.1)
+}
+
+/// Whether this process is root's.
+pub(crate) fn is_root() -> bool {
+    // SAFETY: geteuid takes nothing.
+    unsafe { libc::geteuid() == 0 }
+}
+
+/// Has this process, which has one thread, be another user's, with its group and no other. Rights
+/// go with root. As of any process that has changed so, others of that user may not look at it.
+pub(crate) fn become_user(user: u32) -> io::Result<()> {
+    // SAFETY: of no groups the kernel reads none.
+    unix_io::check(unsafe { libc::setgroups(0, core::ptr::null()) })?;
+    // SAFETY: setresgid takes numbers.
+    unix_io::check(unsafe { libc::setresgid(user, user, user) })?;
+    // SAFETY: setresuid takes numbers.
+    unix_io::check(unsafe { libc::setresuid(user, user, user) }).map(drop)
+}
+
+/// Has this thread have these rights and no others.
+pub(crate) fn keep_capabilities(kept: &[u32]) -> io::Result<()> {
+    /// `linux/capability.h`: the version that has two sets of 32 each, for this thread.
+    const HEADER: [u32; 2] = [0x2008_0522, 0];
+    let bits = kept.iter().fold(0, |bits, right| bits | 1_u32 << right);
+    // Effective, permitted, inheritable; of rights 0 to 31, then of the rest.
+    let sets: [u32; 6] = [bits, bits, 0, 0, 0, 0];
+    // SAFETY: the kernel reads both, as large as this version has them.
+    let done = unsafe { libc::syscall(libc::SYS_capset, HEADER.as_ptr(), sets.as_ptr()) };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Lets this process have as much memory pinned as it may ask for.
+pub(crate) fn raise_locked_memory() {
+    let most = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: the kernel reads one rlimit. Without the right it stays as it is.
+    unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const most) };
+}
+
+/// Names this thread, for people to read.
+pub(crate) fn rename_thread(name: &std::ffi::CStr) {
+    // SAFETY: the kernel reads a string that ends with a 0.
+    unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
 }

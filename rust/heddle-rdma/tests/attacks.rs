@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use shared_ring::SharedMemory;
 use support::{
-    Device, End, Router, ask, at, attacked, connect, eventually, gid, hello, inline, pair_of,
-    receive, request, send, sending, tcp_pair,
+    Device, End, Router, ask, at, attacked, attacked_without, connect, eventually, gid, hello,
+    inline, pair_of, receive, request, send, sending, tcp_pair,
 };
 use verbs_protocol::agent::{Limits, Message};
 use verbs_protocol::{abi, ibv, plain};
@@ -146,7 +146,8 @@ fn reach(router: &Router, mut device: Device, pd: u32, key: u32) -> Option<u8> {
 /// it executes another program, as a set-user-ID one would be.
 #[test]
 fn the_memory_of_a_program_that_takes_the_place_is_not_registered() {
-    attacked("address_space", |router| {
+    // A router without rights could not open it.
+    attacked_without("sandbox", "address_space", |router| {
         for n in [1, 2] {
             router.add(n, Limits::default());
         }
@@ -179,7 +180,8 @@ fn the_memory_of_a_program_that_takes_the_place_is_not_registered() {
 /// A process connects and executes another program before the router has looked who that was.
 #[test]
 fn a_program_that_takes_the_place_early_is_not_the_one_that_connected() {
-    attacked("address_space", |router| {
+    // A router without rights could not open it.
+    attacked_without("sandbox", "address_space", |router| {
         router.add(2, Limits::default());
         let listener = router.listen(1);
         let (path, (mine, its)) = (router.path(1), UnixDatagram::pair().unwrap());

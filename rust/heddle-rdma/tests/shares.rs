@@ -214,8 +214,8 @@ fn takes(device: &mut Device, length: u64) -> bool {
 /// With no descriptor left a connection is refused, and does not wait.
 #[test]
 fn without_descriptors_connections_are_refused() {
-    let router = node();
-    router.limit_descriptors(64);
+    let router = Router::start_with_descriptors(64);
+    router.add(1, Limits::default());
     let (mut devices, mut others) = (Vec::new(), Vec::new());
     let refused = (0..64).any(|_| {
         let socket = router.connect(1);

@@ -171,6 +171,25 @@ pub fn peer(socket: BorrowedFd<'_>) -> io::Result<(libc::pid_t, Option<OwnedFd>)
     Ok((who.pid, Some(own(process?)?)))
 }
 
+/// Whether the descriptor is a SEQPACKET socket of Unix's that does not listen.
+#[must_use]
+pub fn is_connection(fd: BorrowedFd<'_>) -> bool {
+    // SAFETY: all are ints.
+    let is = |name, value: c_int| unsafe { option(fd, name, 0) }.is_ok_and(|v| v == value);
+    is(libc::SO_DOMAIN, libc::AF_UNIX)
+        && is(libc::SO_TYPE, libc::SOCK_SEQPACKET)
+        && is(libc::SO_ACCEPTCONN, 0)
+}
+
+/// The file that a Unix socket is bound to, as a descriptor that can be looked at: of a connection
+/// that was accepted, its listener's. It takes `CAP_NET_ADMIN`.
+pub fn bound_file(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    /// `linux/un.h`.
+    const SIOCUNIXFILE: libc::Ioctl = 0x89e0;
+    // SAFETY: of a Unix socket this takes nothing, and gives a descriptor that the kernel has made.
+    own(unsafe { libc::ioctl(fd.as_raw_fd(), SIOCUNIXFILE) })
+}
+
 /// Whether the descriptor is an `AF_UNIX` stream socket.
 #[must_use]
 pub fn is_unix_stream(fd: BorrowedFd<'_>) -> bool {

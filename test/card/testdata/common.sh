@@ -31,7 +31,7 @@ meet() {
 start() {
 	rm -f /run/rdma.sock /run/orders
 	mkfifo /run/orders
-	HEDDLE_WITHOUT=$without /heddle/${without:+attack/}heddle-rdma --agent /run/rdma.sock "$@" >/run/router.log 2>&1 &
+	HEDDLE_WITHOUT=$without /heddle/${without:+attack/}heddle-rdma --agent /run/rdma.sock --sockets /dev/heddle-verbs "$@" >/run/router.log 2>&1 &
 	router=$!
 	await "[ -S /run/rdma.sock ]"
 	agent /run/rdma.sock /dev/heddle-verbs/control 10.9.0.$node 10.0.0.$node 10.0.0.$other </run/orders &

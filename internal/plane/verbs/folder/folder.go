@@ -16,7 +16,10 @@ const Dir = "verbs"
 // Socket is the socket's name in the folder: docs/protocols/verbs-control.md.
 const Socket = "control"
 
-// Of gives an endpoint's folder, by the agent's seccomp socket.
+// All gives the directory that has all folders, by the agent's seccomp socket.
+func All(seccompSocket string) string { return filepath.Join(filepath.Dir(seccompSocket), Dir) }
+
+// Of gives an endpoint's folder.
 func Of(seccompSocket string, id model.EndpointID) string {
-	return filepath.Join(filepath.Dir(seccompSocket), Dir, strconv.FormatUint(uint64(id), 10))
+	return filepath.Join(All(seccompSocket), strconv.FormatUint(uint64(id), 10))
 }

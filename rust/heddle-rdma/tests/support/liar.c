@@ -2,7 +2,8 @@
 /* A libibverbs with a card that does and says what a test wants, which is for the router to load.
  * LIAR is the test's folder: by the socket `log` the card tells of what it is asked for, by
  * `events` it is told what events to report, and by `cq`, once for each completion queue, what
- * completions. LIAR_LIE names what else it lies about. */
+ * completions. It connects when it is opened: later the router may not. LIAR_LIE names what else
+ * it lies about. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
@@ -33,7 +34,7 @@ struct said {
 };
 
 static struct ibv_context context;
-static int log_socket, numbers;
+static int log_socket, cq_sockets[2], cqs, numbers;
 
 /* What the kernel says of the card is in the test's folder. */
 int open64(const char *path, int flags, ...)
@@ -139,6 +140,8 @@ struct ibv_context *ibv_open_device(struct ibv_device *device)
 	context.ops.post_recv = post_recv;
 	log_socket = join("log");
 	context.async_fd = join("events");
+	cq_sockets[0] = join("cq");
+	cq_sockets[1] = join("cq");
 	return &context;
 }
 
@@ -221,7 +224,9 @@ struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *ctx)
 	struct ibv_comp_channel *channel = calloc(1, sizeof(*channel));
 
 	(void)ctx;
-	channel->fd = join("cq");
+	if (cqs == 2)
+		abort();
+	channel->fd = cq_sockets[cqs++];
 	return channel;
 }
 

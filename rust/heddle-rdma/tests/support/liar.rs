@@ -2,6 +2,7 @@
 //! loads in the place of the node's.
 
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
@@ -50,7 +51,11 @@ impl Liar {
     pub(crate) fn start(protection: &str, lie: &str) -> (Router, Self) {
         let mut listeners = None;
         let router = Router::start_changed(protection, &Arc::default(), |command, folder| {
-            listeners = Some(["log", "events", "cq"].map(|name| listen(&folder.join(name))));
+            listeners = Some(["log", "events", "cq"].map(|name| {
+                let listener = listen(&folder.join(name));
+                for_all(&folder.join(name), 0o666);
+                listener
+            }));
             prepare(command, folder, lie);
         });
         let listeners = listeners.unwrap();
@@ -145,10 +150,16 @@ fn library(folder: &Path) -> &'static [u8] {
     })
 }
 
+/// Lets everybody use a file: the router is another user when it opens its card.
+fn for_all(path: &Path, mode: u32) {
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+}
+
 /// Has the router find the library, and a card of it where the kernel has cards.
 fn prepare(command: &mut Command, folder: &Path, lie: &str) {
     let file = folder.join("libibverbs.so.1");
     std::fs::write(&file, library(folder)).unwrap();
+    for_all(folder, 0o755);
     let port = folder.join("card/ports/1");
     std::fs::create_dir_all(port.join("gids")).unwrap();
     std::fs::create_dir_all(port.join("gid_attrs/types")).unwrap();

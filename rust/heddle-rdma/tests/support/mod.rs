@@ -11,6 +11,7 @@ pub(crate) mod liar;
 pub(crate) mod pages;
 mod requests;
 mod router;
+pub(crate) mod taken_over;
 mod wire;
 
 use std::time::{Duration, Instant};

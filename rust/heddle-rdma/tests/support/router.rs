@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::Arc;
@@ -99,6 +100,8 @@ impl Router {
         let program = env!("CARGO_BIN_EXE_heddle-rdma");
         let mut command = Command::new(program);
         command.env("HEDDLE_WITHOUT", protection).arg("--agent").arg(&path);
+        // Endpoints go from one router to another, so the folders of all tests.
+        command.arg("--sockets").arg(std::env::temp_dir());
         change(&mut command, &dir.0);
         let child = Running(command.spawn().unwrap());
         let agent = Arc::new(eventually("the router", || connect(&path)));
@@ -231,7 +234,7 @@ impl Router {
     }
 
     fn signal(&self, number: libc::c_int) {
-        let pid = libc::pid_t::try_from(self.child.0.id()).unwrap();
+        let pid = self.pid();
         // SAFETY: kill takes numbers; nobody has waited for the child.
         assert_eq!(unsafe { libc::kill(pid, number) }, 0);
     }
@@ -262,6 +265,22 @@ impl Router {
             && words[4].ends_with("ffffffff")
     }
 
+    pub(crate) fn pid(&self) -> libc::pid_t {
+        libc::pid_t::try_from(self.child.0.id()).unwrap()
+    }
+
+    /// The process that opens files for it.
+    pub(crate) fn opener(&self) -> libc::pid_t {
+        let children = format!("/proc/{0}/task/{0}/children", self.pid());
+        let children = std::fs::read_to_string(children).unwrap();
+        children.trim().parse().unwrap()
+    }
+
+    /// Waits until its first thread waits for events.
+    pub(crate) fn await_sleep(&self) {
+        eventually("the router to sleep", || self.first_thread_sleeps().then_some(()));
+    }
+
     /// Whether the router has ended by itself.
     pub(crate) fn has_died(&self) -> bool {
         self.state() == Some('Z')
@@ -287,14 +306,27 @@ impl Router {
         std::fs::read_dir(format!("/proc/{}/fd", self.child.0.id())).unwrap().count()
     }
 
-    /// How many descriptors the router may have from now on.
-    pub(crate) fn limit_descriptors(&self, most: u64) {
+    /// A router that may have so many descriptors.
+    pub(crate) fn start_with_descriptors(most: u64) -> Self {
         let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
-        let pid = libc::pid_t::try_from(self.child.0.id()).unwrap();
+        let router = Self::start_changed("", &Arc::default(), |command, _| {
+            let set = move || {
+                // SAFETY: the kernel reads one rlimit.
+                unix_io::check(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) })?;
+                Ok(())
+            };
+            // SAFETY: it makes one system call.
+            unsafe { command.pre_exec(set) };
+        });
+        let pid = router.pid();
         let old = core::ptr::null_mut();
+        // One that may raise its limits has done so; then this process may do it as well.
         // SAFETY: the kernel reads one rlimit, and writes none.
-        let done = unsafe { libc::prlimit(pid, libc::RLIMIT_NOFILE, &raw const limit, old) };
-        assert_eq!(done, 0, "{}", io::Error::last_os_error());
+        unsafe { libc::prlimit(pid, libc::RLIMIT_NOFILE, &raw const limit, old) };
+        let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
+        let files = limits.lines().find(|l| l.starts_with("Max open files")).unwrap();
+        assert_eq!(files.split_whitespace().nth(3), Some(most.to_string().as_str()));
+        router
     }
 
     /// Mappings of memory that the router shares with programs.

@@ -40,7 +40,8 @@ impl TakenOver {
             Some(&TEXT) => at,
             argument => argument.copied().unwrap_or(0),
         };
-        (now.rdi, now.rsi, now.rdx, now.r10) = (get(0), get(1), get(2), get(3));
+        (now.rdi, now.rsi, now.rdx) = (get(0), get(1), get(2));
+        (now.r10, now.r8, now.r9) = (get(3), get(4), get(5));
         set(self.pid, &now);
         trace(libc::PTRACE_SINGLESTEP, self.pid, 0);
         wait(self.pid);

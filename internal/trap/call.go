@@ -195,9 +195,4 @@ func (w Waiter) StillWaits() error { return stillWaits(w.fd, w.id) }
 func (w Waiter) Close() { closeFD(w.fd) }
 
 // refused gives an error of the kernel's, if it is one, with its reason.
-func (c *Call) refused(err error) error {
-	if err == nil {
-		return nil
-	}
-	return c.reader.srv.why.ofAnswer(err).Because(err)
-}
+func (c *Call) refused(err error) error { return c.reader.refused(c.Thread(), err) }

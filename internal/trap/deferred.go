@@ -116,7 +116,12 @@ type Left struct {
 // Give is that of Call, and answers the call in any case, by an errno if the caller cannot have the
 // descriptor: it may have as many as its limit allows. After an error left is the agent's, but not
 // if the caller was killed, or interrupted with what is no socket.
+//
+// Where signals interrupt calls it is one step instead of two (doc.go).
 func (d *Deferred) Give(give Descriptor) (left Left, err error) {
+	if d.listener.isInterrupted() {
+		return d.giveAtOnce(give)
+	}
 	return d.give(give.FD, give.Inode, func(fd int, id uint64) (int, error) {
 		return addDescriptor(fd, id, give.FD, give.CloseOnExec)
 	})
@@ -153,6 +158,20 @@ func (d *Deferred) give(own int, inode uint64, add func(fd int, id uint64) (numb
 	return left, err
 }
 
+// giveAtOnce is Give by which a caller that a signal interrupts has either all or nothing.
+func (d *Deferred) giveAtOnce(give Descriptor) (left Left, err error) {
+	left = Left{give.FD, -1}
+	err = d.use(true, func(fd int, id uint64) error {
+		if err := addDescriptorAndAnswer(fd, id, give.FD, give.CloseOnExec); err != nil {
+			_ = sendErrno(fd, id, d.listener.srv.why.ofAnswer(err).errno(err)) // fails if the caller has gone
+			return d.refused(fmt.Errorf("give descriptor to caller: %w", err))
+		}
+		left.FD = -1
+		return nil
+	})
+	return left, err
+}
+
 // takeBack gives a socket that a caller has got and was not told of; nothing if it has it no more.
 func (d *Deferred) takeBack(number int, inode uint64) Left {
 	none := Left{-1, -1}
@@ -171,12 +190,7 @@ func (d *Deferred) takeBack(number int, inode uint64) Left {
 	return Left{fd, number}
 }
 
-func (d *Deferred) refused(err error) error {
-	if err == nil {
-		return nil
-	}
-	return d.listener.srv.why.ofAnswer(err).Because(err)
-}
+func (d *Deferred) refused(err error) error { return d.listener.refused(d.Thread(), err) }
 
 // resumeDeferred answers the calls that the agent before this one had deferred. It reports false if
 // they are the next agent's.

@@ -25,6 +25,10 @@
 //     looks for it among the caller's descriptors: there it has only to tell the number. So no
 //     answer is lost or given twice (decision 0011). The answering threads block every signal they
 //     can, so that none makes them stop between the steps.
+//   - A signal that comes between SEND and the caller's next instruction in the kernel takes the
+//     answer away, and SEND has succeeded all the same. Of a socket that is one descriptor left
+//     open; of an accepted connection it is the connection. Deferred answers are therefore one step
+//     where signals have been seen to interrupt callers.
 //   - poll before RECV costs no measurable time, so the loops do that on every kernel: it tells a
 //     filter without users from a caller that was killed, and it lets Close end a loop.
 //   - When the last descriptor of a listener closes, trapped calls fail with ENOSYS. See package

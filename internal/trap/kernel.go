@@ -2,6 +2,7 @@ package trap
 
 import (
 	"os"
+	"runtime"
 	"strconv"
 	"sync/atomic"
 	"unsafe"
@@ -70,8 +71,8 @@ func receive(fd int, n *notification) error {
 
 // addDescriptor gives the caller of notification id the open file behind srcFD and reports its
 // number there. It sleeps until the caller has run; the call goes on waiting for sendValue. Not in
-// one step, by the flag SEND: doc.go says why. ENOENT, ESRCH and EINPROGRESS mean that nobody waits
-// for this answer any more.
+// one step, by the flag SEND, if that can be helped: doc.go says why. ENOENT, ESRCH and EINPROGRESS
+// mean that nobody waits for this answer any more.
 func addDescriptor(fd int, id uint64, srcFD int, closeOnExec bool) (number int, err error) {
 	a := addFD{ID: id, SrcFD: uint32(srcFD)}
 	if closeOnExec {
@@ -88,6 +89,56 @@ func addDescriptor(fd int, id uint64, srcFD int, closeOnExec bool) (number int, 
 		}
 	}
 }
+
+// addDescriptorAndAnswer is addDescriptor and sendValue in one step, after which srcFD is
+// closed. After an error it is not, and the call still waits unless gone says otherwise. A
+// signal on its way to the caller comes either before all of it, or after. One to the calling
+// thread would have the kernel take the descriptor back when it has said that the call is
+// answered: all are blocked.
+func addDescriptorAndAnswer(fd int, id uint64, srcFD int, closeOnExec bool) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var before unix.Sigset_t
+	if err := unix.PthreadSigmask(unix.SIG_BLOCK, nil, &before); err != nil {
+		return err
+	}
+	if err := blockSignals(); err != nil {
+		return err
+	}
+	a := addFD{ID: id, SrcFD: uint32(srcFD), Flags: unix.SECCOMP_ADDFD_FLAG_SEND}
+	if closeOnExec {
+		a.NewFDFlags = unix.O_CLOEXEC
+	}
+	errno := addAndClose(uintptr(fd), uintptr(unsafe.Pointer(&a)), uintptr(srcFD))
+	runtime.KeepAlive(&a)
+	_ = unix.PthreadSigmask(unix.SIG_SETMASK, &before, nil) // of what it was before
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// addAndClose closes the descriptor as soon as the caller has it, and not when the scheduler of Go
+// has a processor for that: until then the caller's close() is not the last. It waits for the
+// caller, which may be stopped, so nothing else of Go may have to wait for it.
+//
+//go:nosplit
+//go:norace
+func addAndClose(fd, argument, srcFD uintptr) unix.Errno {
+	entersyscall()
+	_, _, errno := unix.RawSyscall(unix.SYS_IOCTL, fd, unix.SECCOMP_IOCTL_NOTIF_ADDFD, argument)
+	if errno == 0 {
+		_, _, _ = unix.RawSyscall(unix.SYS_CLOSE, srcFD, 0, 0)
+	}
+	exitsyscall()
+	return errno
+}
+
+//go:linkname entersyscall runtime.entersyscall
+func entersyscall()
+
+//go:linkname exitsyscall runtime.exitsyscall
+func exitsyscall()
 
 // sendValue makes the call return value.
 func sendValue(fd int, id uint64, value int) error {

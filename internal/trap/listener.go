@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
@@ -45,6 +46,10 @@ type Listener struct {
 	answered  futexEvent                // signalled when one less is being answered
 	closing   [maxReaders]atomic.Int32  // threads of readers that close what they gave; 0: none
 
+	// interrupted is when a signal was last seen to take a caller out of its call, in nanoseconds
+	// since 1970; 0: never.
+	interrupted atomic.Int64
+
 	deferMu    sync.RWMutex // held for reading while a deferred call is answered
 	deferEnded bool         // guarded by deferMu: deferred calls are the next agent's
 
@@ -65,6 +70,30 @@ func newListener(s *Server, fd int, state specs.ContainerProcessState) *Listener
 		l.inflight[i] = new(inflightCall)
 	}
 	return l
+}
+
+// interruptedFor is how long callers are taken to be interrupted again.
+const interruptedFor = time.Minute
+
+// isInterrupted reports whether signals interrupt callers.
+func (l *Listener) isInterrupted() bool {
+	at := l.interrupted.Load()
+	return at != 0 && time.Since(time.Unix(0, at)) < interruptedFor
+}
+
+// refused gives an error of the kernel's about a call of a thread, if it is one, with its reason,
+// and notes whether a signal is that.
+func (l *Listener) refused(tid uint32, err error) error {
+	if err == nil {
+		return nil
+	}
+	why := l.srv.why.ofAnswer(err)
+	if why == &l.srv.why.callerGone {
+		if _, err := l.srv.proc.Owner(tid); err == nil { // else it was killed
+			l.interrupted.Store(time.Now().UnixNano())
+		}
+	}
+	return why.Because(err)
 }
 
 // byNetns reports whether the listener's endpoint is that of its callers' network namespace.

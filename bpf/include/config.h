@@ -52,6 +52,9 @@ const volatile __u32 config_vni = 0;
  * underlay's. */
 const volatile __u32 config_divert_ifindex = 0;
 const volatile __u32 config_underlay_ifindex = 0;
+/* The overlay's device, and its hardware address. */
+const volatile __u32 config_overlay_ifindex = 0;
+const volatile __u8 config_vtep[6] = {0};
 /* The underlay's device has no Ethernet header: what comes and leaves there begins with IP. */
 const volatile __u32 config_underlay_raw = 0;
 /* The agent's process, in the initial PID namespace, if programs at socket options may look for

@@ -11,6 +11,7 @@
 #include "include/abi/flow_set.h"
 #include "include/abi/limit.h"
 #include "include/abi/multicast.h"
+#include "include/abi/packets.h"
 #include "include/abi/policy.h"
 #include "include/abi/portbind.h"
 #include "include/abi/reason.h"
@@ -73,6 +74,14 @@ struct {
 
 /* Known nodes by underlay address, this one too. Written by the agent. 16,384 nodes. */
 HASH(node_by_underlay, struct address, struct route, 16384);
+
+/* Overlay devices of other nodes, by the same address. Written by the agent. 16,384 nodes. */
+HASH(vtep_by_underlay, struct address, struct vtep, 16384);
+
+/* Addresses between which the node's firewall translates, as with the services of others: what
+ * goes between them needs the node's stack. Written and read by tc/redirect.h. LRU: as many as
+ * containers have peers by such services, and a packet of each brings it back. */
+LRU_HASH(translated_pairs, struct address_pair, __u32, 65536);
 
 /* Direct connections not yet accepted, relayed ones, and those from a container's own namespace to
  * a listener of the same node that are not yet accepted (keyed by overlay addresses). Written here.

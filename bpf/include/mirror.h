@@ -96,6 +96,13 @@ static __always_inline void host_mac(__u8 *mac, __u32 id)
 	mac[5] = id;
 }
 
+/* That of the container's side: netcfg's containerMAC. */
+static __always_inline void container_mac(__u8 *mac, __u32 id)
+{
+	host_mac(mac, id);
+	mac[2] = 0x43;
+}
+
 /* The mirror address of the container's address a, 0 if it has none. */
 static __always_inline __be32 mirror_of(const struct endpoint *ep, bool ipv6, __be32 a)
 {

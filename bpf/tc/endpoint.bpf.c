@@ -15,6 +15,7 @@
 #include "tc/nat.h"
 #include "tc/own_stack.h"
 #include "tc/packet.h"
+#include "tc/redirect.h"
 #include "tc/relay.h"
 
 /* Tells the listener's side (sockops) that this SYN's sender is no node socket. */
@@ -89,6 +90,7 @@ static __always_inline int from_endpoint_verdict(struct __sk_buff *skb)
 	int kind, verdict;
 	__u32 reason;
 
+	skb->tc_index = 0;
 	self = bpf_map_lookup_elem(&endpoint_by_ifindex, &ifindex);
 	reason = refuse_frame(skb, self ? self->addr4.word[3] : 0);
 	if (reason)
@@ -116,11 +118,11 @@ static __always_inline int from_endpoint_verdict(struct __sk_buff *skb)
 	if (verdict != FILTER_PASS)
 		return verdict;
 	if (kind != PACKET_TCP)
-		return TC_ACT_OK;
+		return leave(skb, &p, kind, self, peer);
 	verdict = relay_return(skb, &p);
 	if (verdict >= 0)
 		return verdict;
-	if (peer) {
+	if (peer && (peer->flags & ENDPOINT_INTERCEPTED || self->flags & ENDPOINT_ADOPTED)) {
 		if (self->flags & ENDPOINT_ADOPTED)
 			verdict = from_adopted(skb, &p, self, peer, &taken);
 		else
@@ -130,9 +132,9 @@ static __always_inline int from_endpoint_verdict(struct __sk_buff *skb)
 		return verdict;
 	}
 	/* Masqueraded, a SYN forged in the container would look like the node's. */
-	if (protects(PROTECT_DIRECT_PORTS) && is_direct_port(&p))
+	if (!peer && protects(PROTECT_DIRECT_PORTS) && is_direct_port(&p))
 		return drop(REASON_DROP_FORGED_DIRECT);
-	return TC_ACT_OK;
+	return leave(skb, &p, kind, self, peer);
 }
 
 SEC("tc")
@@ -185,6 +187,7 @@ static __always_inline int to_endpoint_verdict(struct __sk_buff *skb)
 		return cross_out(skb, &p, kind);
 	if (is_mirror(p.ip.daddr) || is_mirror(p.ip.saddr))
 		return to_own_stack(skb, &p, kind);
+	note_translated(skb, &p);
 	ep = endpoint_at(p.ip.daddr);
 	if (kind == PACKET_TCP && ep && ep->flags & ENDPOINT_INTERCEPTED) {
 		ours = has_node_socket(skb, &p, ep, &established);

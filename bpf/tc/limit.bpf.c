@@ -15,12 +15,6 @@
 #include "include/route.h"
 #include "tc/packet.h"
 
-/* skb->tc_index: what these programs remember of a packet from one hook to the next. Nothing else
- * of the node sets it, and a container cannot. */
-/* On its way through the shaping device: the next filter it meets is this one again. */
-#define LIMIT_QUEUED 0x4801
-#define LIMIT_SENT   0x4802 /* counted for the container that sent it */
-
 #define LIMIT_HANDLE     0x48640000 /* of the HTB qdisc */
 #define LIMIT_SLOT_TRIES 8
 #define LIMIT_SLOT_IDLE  1000000000ULL /* ns after which another connection may have the class */
@@ -142,7 +136,8 @@ static __always_inline int queue(struct __sk_buff *skb, const struct packet *p, 
 		return 0;
 	if (other && limit_device && !charge(skb, other))
 		class = other;
-	skb->tc_index = index;
+	/* What to_overlay and to_endpoint want to know stays. */
+	skb->tc_index = index | (has_index(skb, INDEX_BEYOND) ? INDEX_BEYOND : 0);
 	skb->priority = LIMIT_HANDLE | class;
 	return -1;
 }
@@ -268,7 +263,7 @@ int limit_out(struct __sk_buff *skb)
 	if (!sender)
 		sender = plain_sender(skb, &p, kind);
 	l = sender ? limit_of(sender) : NULL;
-	if (skb->tc_index == LIMIT_QUEUED) {
+	if (has_index(skb, INDEX_QUEUED)) {
 		/* Back from the shaping device. The kernel skips the action. */
 		skb->tc_index = 0;
 		skb->priority = l && l->flags & LIMIT_PRIORITY ? l->priority : 0;
@@ -276,11 +271,11 @@ int limit_out(struct __sk_buff *skb)
 	}
 	if (l)
 		mark(skb, &p, l, ip);
-	if (skb->tc_index == LIMIT_SENT)
+	if (has_index(skb, INDEX_SENT))
 		l = NULL;
 	receiver = receiver_by(ifindex);
 	theirs = receiver ? limit_of(receiver->id) : NULL;
-	return queue(skb, &p, kind, l, theirs, LIMIT_QUEUED);
+	return queue(skb, &p, kind, l, theirs, INDEX_QUEUED);
 }
 
 /* The endpoint of the node socket that the packet, which another filter has not given to one, is
@@ -334,5 +329,5 @@ int limit_in(struct __sk_buff *skb)
 			receiver = receiving_endpoint(skb, &p);
 	}
 	theirs = receiver ? limit_of(receiver) : NULL;
-	return queue(skb, &p, kind, ours, theirs, sender ? LIMIT_SENT : 0);
+	return queue(skb, &p, kind, ours, theirs, sender ? INDEX_SENT : 0);
 }

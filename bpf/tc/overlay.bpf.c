@@ -9,6 +9,7 @@
 #include "tc/divert.h"
 #include "tc/nat.h"
 #include "tc/packet.h"
+#include "tc/redirect.h"
 
 /* Ingress of the VXLAN device. */
 static __always_inline int from_overlay_verdict(struct __sk_buff *skb)
@@ -32,7 +33,9 @@ static __always_inline int from_overlay_verdict(struct __sk_buff *skb)
 	action = filter_for(skb, &p, kind, 0, ep);
 	if (action != FILTER_PASS)
 		return action;
-	return kind == PACKET_TCP ? towards(skb, &p, ep, 0, &taken) : TC_ACT_OK;
+	if (kind == PACKET_TCP && ep->flags & ENDPOINT_INTERCEPTED)
+		return towards(skb, &p, ep, 0, &taken);
+	return enter(skb, &p, ep);
 }
 
 SEC("tc")
@@ -50,7 +53,11 @@ static __always_inline int to_overlay_verdict(struct __sk_buff *skb)
 	struct packet p;
 	int kind, action;
 
+	if (has_index(skb, INDEX_REDIRECTED))
+		return TC_ACT_OK; /* from_endpoint asked */
 	kind = read_packet(skb, &p);
+	if (kind != PACKET_OTHER)
+		note_translated(skb, &p);
 	if (kind == PACKET_OTHER || (kind == PACKET_TCP ? !is_syn(&p) : !has_policy()))
 		return TC_ACT_OK;
 	if (kind == PACKET_TCP)

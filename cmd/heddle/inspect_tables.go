@@ -89,6 +89,14 @@ func printStatus(out io.Writer, list []nodeStatus, all bool, now time.Time) erro
 	return nil
 }
 
+// packetsText says how packets between containers go.
+func packetsText(p api.Packets) string {
+	if p.Redirected {
+		return "redirected"
+	}
+	return "routed: " + p.Reason
+}
+
 func statusTable(st nodeStatus, now time.Time) *table {
 	t := newTable()
 	direct := "none: takes no direct connections"
@@ -119,6 +127,7 @@ func statusTable(st nodeStatus, now time.Time) *table {
 		peers += ", away: " + strings.Join(st.PeersAway, " ")
 	}
 	t.row("peers", peers)
+	t.row("packets", packetsText(st.Packets))
 	t.row("encryption", encryptionText(st.Encryption))
 	for _, row := range encryptedRows(st.Encryption, now) {
 		t.row("encrypted peer", row)

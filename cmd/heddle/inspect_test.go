@@ -57,7 +57,7 @@ func inspectStatus(node string) api.Status {
 		IPv6:    api.IPv6{Enabled: true, Prefixes: []netip.Prefix{netip.MustParsePrefix("fd48:6464:1::af4:100/120")}},
 		Version: "0.1.0", PID: 42, Started: inspectNow.Add(-3*time.Hour - 2*time.Minute - 3*time.Second),
 		Store:     api.Store{Kind: "embedded", Endpoints: []string{"http://192.0.2.1:2379"}, Healthy: true, Revision: 17},
-		Endpoints: 2, Peers: 3,
+		Endpoints: 2, Peers: 3, Packets: api.Packets{Mode: model.PacketsAuto, Redirected: true},
 		Direct: model.DirectPaths{
 			Peers: map[model.PeerState]int{model.PeerUnproven: 1, model.PeerProven: 1, model.PeerStripped: 0, model.PeerBlocked: 1},
 			Overlay: []model.PeerPath{
@@ -194,6 +194,7 @@ func TestInspectTables(t *testing.T) {
 	}
 	sick := inspectStatus("n2")
 	sick.IPv6 = api.IPv6{Reason: "ipv6_forwarding", Detail: "net.ipv6.conf.all.forwarding = 0"}
+	sick.Packets = api.Packets{Mode: model.PacketsAuto, Reason: "nftables chain ip filter FORWARD has rules"}
 	sick.Store.Healthy, sick.Store.Error = false, "context deadline exceeded"
 	sick.Node.Planes.TCP.DirectPorts = model.PortRange{}
 	sick.Counters, sick.Features, sick.Interception = api.CountersOf(names.Reasons, func(int) uint64 { return 0 }), nil, api.Interception{}

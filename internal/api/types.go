@@ -220,6 +220,7 @@ type Status struct {
 	// Direct says to which of them connections can be direct, as probes have shown.
 	Direct       model.DirectPaths `json:"direct_paths"`
 	Interception Interception      `json:"interception"`
+	Packets      Packets           `json:"packets"`
 	Policy       Policy            `json:"policy"`
 	// Router is that of the verbs plane; nil if the agent has no such plane.
 	Router *Router   `json:"router,omitempty"`
@@ -232,6 +233,14 @@ type Status struct {
 	FaultReasons []FaultReason `json:"-"`
 	// Features are the outcomes of the probes that the agent ran at its start.
 	Features []Check `json:"features"`
+}
+
+// Packets says how packets between containers go that node sockets do not carry.
+type Packets struct {
+	Mode model.PacketMode `json:"mode"`
+	// Redirected: past the node's stack. Else Reason says why not.
+	Redirected bool   `json:"redirected"`
+	Reason     string `json:"reason,omitempty"`
 }
 
 // Router is the state of heddle-rdma.

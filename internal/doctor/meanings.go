@@ -77,6 +77,8 @@ var meanings = map[string]meaning{
 		"modprobe ifb sch_htb, or use a kernel with CONFIG_IFB and CONFIG_NET_SCH_HTB"},
 	"net_mirred": {false, "no limits on endpoints: `heddle limit set` is refused",
 		"modprobe act_mirred, or use a kernel with CONFIG_NET_ACT_MIRRED"},
+	"net_forward_rules": {false, "packets between containers, of what node sockets do not carry, go through the node's stack, which is slower, so that these rules see them",
+		"if they are not about Heddle's containers: `heddled --packets redirect` (docs/howto/packets.md)"},
 	"net_wireguard": {false, "no encryption between nodes: `heddled --encrypt wireguard` does not start",
 		"modprobe wireguard, or use a kernel with CONFIG_WIREGUARD (Linux 5.6 or later)"},
 

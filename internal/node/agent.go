@@ -82,6 +82,9 @@ func Start(ctx context.Context, cfg Config) (_ *Agent, err error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("heddled must run as root: it loads BPF programs and makes network devices")
 	}
+	if cfg.Packets == "" {
+		cfg.Packets = model.PacketsAuto
+	}
 	if cfg.EndpointSockets == 0 {
 		cfg.EndpointSockets = DefaultEndpointSockets
 	}

@@ -88,6 +88,8 @@ type Config struct {
 	// Firewall is for how long what the nodes' forward chains have let pass goes past them. 0: this
 	// node's do not see its containers' connections at all.
 	Firewall time.Duration
+	// Packets says whether packets between containers go past the node's stack. "" means auto.
+	Packets model.PacketMode
 	// StateDir holds the agent's own files.
 	StateDir string
 	// PinDir is a directory on a BPF file system.
@@ -152,6 +154,14 @@ func (c Config) Validate() error {
 	}
 	if c.DirectPorts.Contains(c.PeerPort) || c.Store == EmbeddedStore && c.PeerPort == c.StorePort && c.PeerPort != 0 {
 		return fmt.Errorf("peer API's port %d: is one of the direct ports, or the embedded store's; choose another", c.PeerPort)
+	}
+	if c.Packets != "" {
+		if err := c.Packets.Validate(); err != nil {
+			return err
+		}
+	}
+	if c.Packets == model.PacketsRedirect && c.Firewall > 0 {
+		return errors.New("packets redirect: goes past the forward chains that overlay-firewall has connections pass; leave out one of them")
 	}
 	if err := c.Network.ID.Validate(); err != nil {
 		return err

@@ -54,6 +54,10 @@ type Config struct {
 	// Firewall is for how long what the nodes' forward chains have let pass goes past them. 0: this
 	// node's see no connections.
 	Firewall time.Duration
+	// Packets says whether packets between containers go past the node's stack; Stores are where
+	// containers are refused by the stack.
+	Packets model.PacketMode
+	Stores  []netip.AddrPort
 	// KeeperExe is the agent's own program, which has listen() called in another process. Empty:
 	// containers get their sockets one by one.
 	KeeperExe string
@@ -78,6 +82,7 @@ type Plane struct {
 	sockets   *intercept.Handler
 	ioctls    *ioctl.Handler
 	shaper    shaper
+	packets   packets
 	stacks    *congestion.Registry
 	// changedStacks: live connections are not at what SetStack said yet.
 	changedStacks atomic.Bool
@@ -124,6 +129,7 @@ func Open(cfg Config) (_ *Plane, err error) {
 		Mark: model.Mark, OverlayMark: model.OverlayMark, DropMark: model.DropMark, RejectMark: model.RejectMark,
 		EndpointSockets: cfg.EndpointSockets, NodePorts: p.nodePorts, EndpointPorts: p.cfg.EndpointPorts, EphemeralPorts: ephemeral, Congestion: usual, StuckChanged: p.passesChanged, Firewall: cfg.Firewall,
 		DivertIfindex: cfg.Devices.DivertIfindex, UnderlayIfindex: cfg.Devices.UnderlayIfindex, UnderlayRaw: cfg.Devices.Encrypted(),
+		OverlayIfindex: cfg.Devices.OverlayIfindex, VTEPMAC: cfg.Devices.VTEPMAC,
 	})
 	if err != nil {
 		return nil, err
@@ -141,6 +147,10 @@ func Open(cfg Config) (_ *Plane, err error) {
 	}
 	p.shaper = shaper{datapath: p.datapath, faults: cfg.Faults, log: p.log}
 	if err := p.attachToNode(); err != nil {
+		return nil, err
+	}
+	p.packets = packets{mode: cfg.Packets, datapath: p.datapath, reserved: whyRouted(cfg)}
+	if err := p.packets.choose(); err != nil {
 		return nil, err
 	}
 	return p, p.handleTraps()
@@ -204,6 +214,7 @@ func (p *Plane) Run(ctx context.Context) error {
 	wg.Go(func() { p.runProbes(ctx) })
 	wg.Go(func() { p.endOverQuota(ctx) })
 	wg.Go(func() { p.followPasses(ctx) })
+	wg.Go(func() { p.packets.follow(ctx, p.packetsChanged) })
 	wg.Go(func() {
 		if err := p.datapath.FollowFlows(ctx, p.cfg.Observe); err != nil {
 			p.log.Error("flows are not observed", "err", err)

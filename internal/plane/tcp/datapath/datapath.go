@@ -66,6 +66,9 @@ type Config struct {
 	StuckChanged func()
 	// DivertIfindex and UnderlayIfindex are devices of the node (netcfg.NodeDevices).
 	DivertIfindex, UnderlayIfindex int
+	// OverlayIfindex is the overlay's device, VTEPMAC its hardware address.
+	OverlayIfindex int
+	VTEPMAC        string
 	// UnderlayRaw says that the underlay's device has no Ethernet header.
 	UnderlayRaw bool
 }
@@ -283,6 +286,8 @@ func setVariables(spec *ebpf.CollectionSpec, cfg Config) error {
 		"config_divert_ifindex":   uint32(cfg.DivertIfindex),
 		"config_underlay_ifindex": uint32(cfg.UnderlayIfindex),
 		"config_underlay_raw":     word(cfg.UnderlayRaw),
+		"config_overlay_ifindex":  uint32(cfg.OverlayIfindex),
+		"config_vtep":             toVTEP(cfg.VTEPMAC).Mac,
 	}
 	values["config_pool"], values["config_pool_mask"] = poolWords(cfg.Pool)
 	for name, v := range values {

@@ -32,6 +32,12 @@ type heddleAddress struct {
 	Word [4]uint32
 }
 
+type heddleAddressPair struct {
+	_    structs.HostLayout
+	Low  uint32
+	High uint32
+}
+
 type heddleAdmission struct {
 	_      structs.HostLayout
 	Thread uint32
@@ -328,7 +334,16 @@ const (
 	heddleHeddleReasonREASON_DROP_PLAIN                 heddleHeddleReason = 76
 	heddleHeddleReasonREASON_FALLBACK_FIREWALL          heddleHeddleReason = 77
 	heddleHeddleReasonREASON_REFUSE_FIREWALL            heddleHeddleReason = 78
-	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 79
+	heddleHeddleReasonREASON_REDIRECT_OVERLAY           heddleHeddleReason = 79
+	heddleHeddleReasonREASON_REDIRECT_CONTAINER         heddleHeddleReason = 80
+	heddleHeddleReasonREASON_ROUTE_OPTIONS              heddleHeddleReason = 81
+	heddleHeddleReasonREASON_ROUTE_HOPS                 heddleHeddleReason = 82
+	heddleHeddleReasonREASON_ROUTE_ERROR                heddleHeddleReason = 83
+	heddleHeddleReasonREASON_ROUTE_TRANSLATED           heddleHeddleReason = 84
+	heddleHeddleReasonREASON_ROUTE_SIZE                 heddleHeddleReason = 85
+	heddleHeddleReasonREASON_ROUTE_LIMIT                heddleHeddleReason = 86
+	heddleHeddleReasonREASON_ROUTE_INTERCEPTED          heddleHeddleReason = 87
+	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 88
 )
 
 type heddleHeddleVerdict uint32
@@ -659,6 +674,12 @@ type heddleTupleSet struct {
 	}
 }
 
+type heddleVtep struct {
+	_   structs.HostLayout
+	Mac [6]uint8
+	Pad uint16
+}
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
@@ -703,8 +724,10 @@ const (
 	heddleMapSuspectedByNode       = "suspected_by_node"
 	heddleMapSuspects              = "suspects"
 	heddleMapTagBySock             = "tag_by_sock"
+	heddleMapTranslatedPairs       = "translated_pairs"
 	heddleMapVerdictByPair         = "verdict_by_pair"
 	heddleMapVerdictByPort         = "verdict_by_port"
+	heddleMapVtepByUnderlay        = "vtep_by_underlay"
 	heddleMapWireByRelay           = "wire_by_relay"
 	heddleMapWiresByOwner          = "wires_by_owner"
 	heddleProgBind4                = "bind4"
@@ -762,6 +785,7 @@ const (
 	heddleVarConfigNetworkId       = "config_network_id"
 	heddleVarConfigNodePortFirst   = "config_node_port_first"
 	heddleVarConfigNodePortLast    = "config_node_port_last"
+	heddleVarConfigOverlayIfindex  = "config_overlay_ifindex"
 	heddleVarConfigOverlayMark     = "config_overlay_mark"
 	heddleVarConfigPool            = "config_pool"
 	heddleVarConfigPoolMask        = "config_pool_mask"
@@ -773,6 +797,7 @@ const (
 	heddleVarConfigUnderlayIfindex = "config_underlay_ifindex"
 	heddleVarConfigUnderlayRaw     = "config_underlay_raw"
 	heddleVarConfigVni             = "config_vni"
+	heddleVarConfigVtep            = "config_vtep"
 	heddleVarConfigVxlanPort       = "config_vxlan_port"
 	heddleVarConfigWithout         = "config_without"
 	heddleVarLeavingEndpoint       = "leaving_endpoint"
@@ -781,6 +806,7 @@ const (
 	heddleVarNoFlows               = "no_flows"
 	heddleVarNoTuples              = "no_tuples"
 	heddleVarOrphansUntil          = "orphans_until"
+	heddleVarPacketsRedirected     = "packets_redirected"
 	heddleVarStacksInForce         = "stacks_in_force"
 	heddleVarTypeAdmission         = "type_admission"
 	heddleVarTypeAdmissionFlags    = "type_admission_flags"
@@ -933,8 +959,10 @@ type heddleMapSpecs struct {
 	SuspectedByNode     *ebpf.MapSpec `ebpf:"suspected_by_node"`
 	Suspects            *ebpf.MapSpec `ebpf:"suspects"`
 	TagBySock           *ebpf.MapSpec `ebpf:"tag_by_sock"`
+	TranslatedPairs     *ebpf.MapSpec `ebpf:"translated_pairs"`
 	VerdictByPair       *ebpf.MapSpec `ebpf:"verdict_by_pair"`
 	VerdictByPort       *ebpf.MapSpec `ebpf:"verdict_by_port"`
+	VtepByUnderlay      *ebpf.MapSpec `ebpf:"vtep_by_underlay"`
 	WireByRelay         *ebpf.MapSpec `ebpf:"wire_by_relay"`
 	WiresByOwner        *ebpf.MapSpec `ebpf:"wires_by_owner"`
 }
@@ -956,6 +984,7 @@ type heddleVariableSpecs struct {
 	ConfigNetworkId       *ebpf.VariableSpec `ebpf:"config_network_id"`
 	ConfigNodePortFirst   *ebpf.VariableSpec `ebpf:"config_node_port_first"`
 	ConfigNodePortLast    *ebpf.VariableSpec `ebpf:"config_node_port_last"`
+	ConfigOverlayIfindex  *ebpf.VariableSpec `ebpf:"config_overlay_ifindex"`
 	ConfigOverlayMark     *ebpf.VariableSpec `ebpf:"config_overlay_mark"`
 	ConfigPool            *ebpf.VariableSpec `ebpf:"config_pool"`
 	ConfigPoolMask        *ebpf.VariableSpec `ebpf:"config_pool_mask"`
@@ -967,6 +996,7 @@ type heddleVariableSpecs struct {
 	ConfigUnderlayIfindex *ebpf.VariableSpec `ebpf:"config_underlay_ifindex"`
 	ConfigUnderlayRaw     *ebpf.VariableSpec `ebpf:"config_underlay_raw"`
 	ConfigVni             *ebpf.VariableSpec `ebpf:"config_vni"`
+	ConfigVtep            *ebpf.VariableSpec `ebpf:"config_vtep"`
 	ConfigVxlanPort       *ebpf.VariableSpec `ebpf:"config_vxlan_port"`
 	ConfigWithout         *ebpf.VariableSpec `ebpf:"config_without"`
 	LeavingEndpoint       *ebpf.VariableSpec `ebpf:"leaving_endpoint"`
@@ -975,6 +1005,7 @@ type heddleVariableSpecs struct {
 	NoFlows               *ebpf.VariableSpec `ebpf:"no_flows"`
 	NoTuples              *ebpf.VariableSpec `ebpf:"no_tuples"`
 	OrphansUntil          *ebpf.VariableSpec `ebpf:"orphans_until"`
+	PacketsRedirected     *ebpf.VariableSpec `ebpf:"packets_redirected"`
 	StacksInForce         *ebpf.VariableSpec `ebpf:"stacks_in_force"`
 	TypeAdmission         *ebpf.VariableSpec `ebpf:"type_admission"`
 	TypeAdmissionFlags    *ebpf.VariableSpec `ebpf:"type_admission_flags"`
@@ -1057,8 +1088,10 @@ type heddleMaps struct {
 	SuspectedByNode     *ebpf.Map `ebpf:"suspected_by_node"`
 	Suspects            *ebpf.Map `ebpf:"suspects"`
 	TagBySock           *ebpf.Map `ebpf:"tag_by_sock"`
+	TranslatedPairs     *ebpf.Map `ebpf:"translated_pairs"`
 	VerdictByPair       *ebpf.Map `ebpf:"verdict_by_pair"`
 	VerdictByPort       *ebpf.Map `ebpf:"verdict_by_port"`
+	VtepByUnderlay      *ebpf.Map `ebpf:"vtep_by_underlay"`
 	WireByRelay         *ebpf.Map `ebpf:"wire_by_relay"`
 	WiresByOwner        *ebpf.Map `ebpf:"wires_by_owner"`
 }
@@ -1105,8 +1138,10 @@ func (m *heddleMaps) Close() error {
 		m.SuspectedByNode,
 		m.Suspects,
 		m.TagBySock,
+		m.TranslatedPairs,
 		m.VerdictByPair,
 		m.VerdictByPort,
+		m.VtepByUnderlay,
 		m.WireByRelay,
 		m.WiresByOwner,
 	)
@@ -1129,6 +1164,7 @@ type heddleVariables struct {
 	ConfigNetworkId       *ebpf.Variable `ebpf:"config_network_id"`
 	ConfigNodePortFirst   *ebpf.Variable `ebpf:"config_node_port_first"`
 	ConfigNodePortLast    *ebpf.Variable `ebpf:"config_node_port_last"`
+	ConfigOverlayIfindex  *ebpf.Variable `ebpf:"config_overlay_ifindex"`
 	ConfigOverlayMark     *ebpf.Variable `ebpf:"config_overlay_mark"`
 	ConfigPool            *ebpf.Variable `ebpf:"config_pool"`
 	ConfigPoolMask        *ebpf.Variable `ebpf:"config_pool_mask"`
@@ -1140,6 +1176,7 @@ type heddleVariables struct {
 	ConfigUnderlayIfindex *ebpf.Variable `ebpf:"config_underlay_ifindex"`
 	ConfigUnderlayRaw     *ebpf.Variable `ebpf:"config_underlay_raw"`
 	ConfigVni             *ebpf.Variable `ebpf:"config_vni"`
+	ConfigVtep            *ebpf.Variable `ebpf:"config_vtep"`
 	ConfigVxlanPort       *ebpf.Variable `ebpf:"config_vxlan_port"`
 	ConfigWithout         *ebpf.Variable `ebpf:"config_without"`
 	LeavingEndpoint       *ebpf.Variable `ebpf:"leaving_endpoint"`
@@ -1148,6 +1185,7 @@ type heddleVariables struct {
 	NoFlows               *ebpf.Variable `ebpf:"no_flows"`
 	NoTuples              *ebpf.Variable `ebpf:"no_tuples"`
 	OrphansUntil          *ebpf.Variable `ebpf:"orphans_until"`
+	PacketsRedirected     *ebpf.Variable `ebpf:"packets_redirected"`
 	StacksInForce         *ebpf.Variable `ebpf:"stacks_in_force"`
 	TypeAdmission         *ebpf.Variable `ebpf:"type_admission"`
 	TypeAdmissionFlags    *ebpf.Variable `ebpf:"type_admission_flags"`

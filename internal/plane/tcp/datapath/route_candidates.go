@@ -2,6 +2,7 @@ package datapath
 
 import (
 	"cmp"
+	"net"
 	"net/netip"
 	"slices"
 
@@ -19,22 +20,24 @@ type topology struct {
 
 	routes     candidates
 	byUnderlay map[heddleAddress]heddleRoute
+	vteps      map[heddleAddress]heddleVtep
 	nameAt     map[heddleAddress]string // the nodes, by underlay address
 }
 
 func newTopology(self string) topology {
-	return topology{self: self, routes: make(candidates), byUnderlay: make(map[heddleAddress]heddleRoute), nameAt: make(map[heddleAddress]string)}
+	return topology{self: self, routes: make(candidates), byUnderlay: make(map[heddleAddress]heddleRoute), vteps: make(map[heddleAddress]heddleVtep), nameAt: make(map[heddleAddress]string)}
 }
 
 // touched has the entries that may be others now, as they were before; the zero route: not there.
 type touched struct {
 	routes map[heddleRouteKey]heddleRoute
 	nodes  map[heddleAddress]heddleRoute
+	vteps  map[heddleAddress]heddleVtep
 }
 
 // change brings t to other nodes and endpoints, and says what that has touched.
 func (t *topology) change(local []netip.Prefix, nodes []model.Node, endpoints model.Endpoints) touched {
-	out := touched{make(map[heddleRouteKey]heddleRoute), make(map[heddleAddress]heddleRoute)}
+	out := touched{make(map[heddleRouteKey]heddleRoute), make(map[heddleAddress]heddleRoute), make(map[heddleAddress]heddleVtep)}
 	touch := func(k heddleRouteKey) {
 		if _, is := out.routes[k]; !is {
 			out.routes[k] = t.routes.best(k)
@@ -58,8 +61,9 @@ func (t *topology) change(local []netip.Prefix, nodes []model.Node, endpoints mo
 	for _, c := range changed {
 		if c.Before != nil {
 			at := fromAddr(c.Before.Underlay)
-			out.nodes[at] = routeTo(c.Before)
+			out.nodes[at], out.vteps[at] = routeTo(c.Before), toVTEP(c.Before.VTEPMAC)
 			delete(t.byUnderlay, at)
+			delete(t.vteps, at)
 			delete(t.nameAt, at)
 		}
 	}
@@ -71,9 +75,12 @@ func (t *topology) change(local []netip.Prefix, nodes []model.Node, endpoints mo
 		if c.After != nil {
 			at := fromAddr(c.After.Underlay)
 			if _, is := out.nodes[at]; !is {
-				out.nodes[at] = heddleRoute{}
+				out.nodes[at], out.vteps[at] = heddleRoute{}, heddleVtep{}
 			}
 			t.byUnderlay[at], t.nameAt[at] = routeTo(c.After), c.After.Name
+			if v := toVTEP(c.After.VTEPMAC); v != (heddleVtep{}) {
+				t.vteps[at] = v
+			}
 		}
 	}
 	return out
@@ -207,6 +214,15 @@ func routeTo(n *model.Node) heddleRoute {
 		r.Flags |= uint32(heddleRouteFlagsROUTE_FIREWALL)
 	}
 	return r
+}
+
+// toVTEP gives a node's hardware address as the programs have it; the zero value if it has none:
+// what is for it is routed.
+func toVTEP(mac string) (v heddleVtep) {
+	if hw, err := net.ParseMAC(mac); err == nil {
+		copy(v.Mac[:], hw)
+	}
+	return v
 }
 
 // movedPrefixes gives the addresses that live on n by a move. An endpoint of this node's prefixes

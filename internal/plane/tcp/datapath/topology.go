@@ -57,13 +57,16 @@ func (d *Datapath) SetTopology(self string, local []netip.Prefix, nodes []model.
 		err = errors.Join(
 			changeMap(d.objs.RouteByPrefix, was.routes, func(k heddleRouteKey) heddleRoute { return t.routes.best(k) }, t.withState),
 			changeMap(d.objs.NodeByUnderlay, was.nodes, func(k heddleAddress) heddleRoute { return t.byUnderlay[k] },
-				func(r heddleRoute) heddleRoute { return r }))
+				func(r heddleRoute) heddleRoute { return r }),
+			changeMap(d.objs.VtepByUnderlay, was.vteps, func(k heddleAddress) heddleVtep { return t.vteps[k] },
+				func(v heddleVtep) heddleVtep { return v }))
 	} else {
 		routes := make(map[heddleRouteKey]heddleRoute, len(t.routes))
 		for k := range t.routes {
 			routes[k] = t.withState(t.routes.best(k))
 		}
-		err = errors.Join(syncMap(d.objs.RouteByPrefix, routes), syncMap(d.objs.NodeByUnderlay, t.byUnderlay))
+		err = errors.Join(syncMap(d.objs.RouteByPrefix, routes), syncMap(d.objs.NodeByUnderlay, t.byUnderlay),
+			syncMap(d.objs.VtepByUnderlay, t.vteps))
 	}
 	if err != nil {
 		return fmt.Errorf("write topology: %w", err)

@@ -1,0 +1,107 @@
+package tcp
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg"
+	"heddle.dev/heddle/internal/plane/tcp/datapath"
+)
+
+// lookForRules is how often the node's firewall is asked whether it has got rules that are to see
+// packets between containers.
+const lookForRules = 10 * time.Second
+
+// packets says whether packets between containers go past the node's stack (bpf/tc/redirect.h,
+// decision 0097).
+type packets struct {
+	mode     model.PacketMode
+	datapath *datapath.Datapath
+	// reserved says why they must not, whatever the mode; "" if nothing is in the way.
+	reserved string
+
+	mu    sync.Mutex
+	state api.Packets
+}
+
+// choose looks at the node's firewall, if that matters, and tells the programs.
+func (p *packets) choose() error {
+	state := api.Packets{Mode: p.mode}
+	switch {
+	case p.mode == model.PacketsRoute:
+		state.Reason = "--packets " + string(p.mode)
+	case p.reserved != "":
+		state.Reason = p.reserved
+	case p.mode == model.PacketsAuto:
+		rules, err := netcfg.ForwardRules()
+		if err != nil {
+			state.Reason = fmt.Sprintf("the firewall's rules are not known: %v", err)
+		} else if rules != "" {
+			state.Reason = rules + " has rules that are to see them (--packets redirect goes past these)"
+		}
+	}
+	state.Redirected = state.Reason == ""
+	if err := p.datapath.RedirectPackets(state.Redirected); err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.state = state
+	return nil
+}
+
+// follow looks again, until ctx ends; changed is called with what is new.
+func (p *packets) follow(ctx context.Context, changed func(api.Packets, error)) {
+	if p.mode != model.PacketsAuto {
+		return
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(lookForRules):
+		}
+		before := p.status()
+		err := p.choose()
+		if now := p.status(); err != nil || now != before {
+			changed(now, err)
+		}
+	}
+}
+
+func (p *packets) status() api.Packets {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.state
+}
+
+// whyRouted says what of the node's settings only its stack does.
+func whyRouted(cfg Config) string {
+	if cfg.Firewall > 0 {
+		return "--overlay-firewall has rules of its forward chains see them"
+	}
+	for _, at := range cfg.Stores {
+		for _, p := range cfg.Pool {
+			if p.Contains(at.Addr()) {
+				return fmt.Sprintf("store %v is at an overlay address, where the node's stack refuses it to containers", at)
+			}
+		}
+	}
+	return ""
+}
+
+// packetsChanged tells the operator.
+func (p *Plane) packetsChanged(now api.Packets, err error) {
+	switch {
+	case err != nil:
+		p.log.Error("not known whether packets go past the node's stack; will look again", "err", err)
+	case now.Redirected:
+		p.log.Info("packets between containers go past the node's stack")
+	default:
+		p.log.Info("packets between containers go through the node's stack", "reason", now.Reason)
+	}
+}

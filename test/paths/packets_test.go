@@ -1,0 +1,160 @@
+package paths
+
+import (
+	_ "embed"
+	"fmt"
+	"strings"
+	"testing"
+
+	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/lab"
+)
+
+//go:embed testdata/packets.py
+var packetsScript string
+
+// awaitPackets waits until a node redirects packets, or does not.
+func awaitPackets(t *testing.T, node string, redirected bool) (p api.Packets) {
+	t.Helper()
+	testutil.Eventually(t, fmt.Sprintf("redirected on %s to be %v", node, redirected), func() (bool, string) {
+		var st []api.Status
+		lab.Query(t, &st, "status", "--node", node)
+		p = st[0].Packets
+		return p.Redirected == redirected, fmt.Sprintf("%+v", p)
+	})
+	return p
+}
+
+// rises reports which of some counters of a node f makes rise.
+func rises(t *testing.T, node string, f func(), names ...string) (out []string) {
+	t.Helper()
+	before := lab.Counters(t, node)
+	f()
+	after := lab.Counters(t, node)
+	for _, name := range names {
+		if after[name] > before[name] {
+			out = append(out, name)
+		}
+	}
+	return out
+}
+
+// TestPackets: packets of plain containers, and datagrams of others, go past the stacks of both
+// nodes.
+func TestPackets(t *testing.T) {
+	for _, mode := range lab.Modes {
+		server, beside := datagrams(lab.StartPeer(t, mode, "n2/c1")), datagrams(lab.StartPeer(t, mode, "n1/c2"))
+		client := datagrams(lab.StartPeer(t, mode, "n1/c1"))
+		port := lab.FreePort()
+		for _, p := range []*lab.Peer{server, beside} {
+			p.Must(`serve_udp(%d)`, port)
+		}
+		awaitPackets(t, "n1", true)
+		awaitPackets(t, "n2", true)
+		far, near := lab.Address(t, mode, "n2/c1"), lab.Address(t, mode, "n1/c2")
+		got := rises(t, "n2", func() { client.Must(`echo(%q, %d, 3000)`, far, port) }, "redirect_overlay", "redirect_container", "route_size", "route_options")
+		if strings.Join(got, " ") != "redirect_overlay redirect_container" {
+			t.Errorf("%s: datagram and its answer, on n2: %v", mode, got)
+		}
+		got = rises(t, "n1", func() { client.Must(`echo(%q, %d, 40)`, near, port) }, "redirect_overlay", "redirect_container")
+		if strings.Join(got, " ") != "redirect_container" {
+			t.Errorf("%s: on one node: %v", mode, got)
+		}
+	}
+}
+
+// TestPacketsNeedARouter: what the node's stack has to answer, cut up or translate it does.
+func TestPacketsNeedARouter(t *testing.T) {
+	lab.UnlimitedICMP(t)
+	server, client := datagrams(lab.StartPeer(t, "overlay", "n2/c1")), datagrams(lab.StartPeer(t, "overlay", "n1/c1"))
+	client.Must("%s", packetsScript)
+	far, port, service := lab.Address(t, "overlay", "n2/c1"), lab.FreePort(), lab.FreePort()
+	server.Must(`serve_udp(%d)`, port)
+	awaitPackets(t, "n1", true)
+	gateway := func(node string) string { return lab.GatewayOf(node + "/c1")(t) }
+	for hops, node := range []string{"n1", "n2"} {
+		var who string
+		got := rises(t, node, func() { who = client.Do(`expires(%q, %d, %d)`, far, port, hops+1) }, "route_hops")
+		if want := fmt.Sprintf("[11, %q]", gateway(node)); who != want || len(got) != 1 {
+			t.Errorf("after %d hops: %s, want %s; counted: %v", hops+1, who, want, got)
+		}
+	}
+	got := rises(t, "n1", func() {
+		client.Expect(fmt.Sprintf(`["hello", [%q, %d]]`, far, port), `with_options(%q, %d)`, far, port)
+	}, "route_options")
+	if len(got) != 1 {
+		t.Error("options: not counted as route_options")
+	}
+	t.Run("MTU", func(t *testing.T) {
+		device := strings.Fields(lab.InNode(t, "n1", "ip", "-br", "route", "get", lab.Address(t, "overlay", "n1/c1")))
+		widen := func(mtu string) {
+			lab.InNode(t, "n1", "ip", "link", "set", device[2], "mtu", mtu)
+			lab.InNode(t, "n1-c1", "ip", "link", "set", "eth0", "mtu", mtu)
+		}
+		widen("1500")
+		t.Cleanup(func() {
+			widen("1450")
+			lab.InNode(t, "n1-c1", "ip", "route", "flush", "cache")
+		})
+		got := rises(t, "n1", func() { client.In(t).Expect(`["EMSGSIZE", 1450]`, `path_mtu(%q, %d)[2:]`, far, port) }, "route_size")
+		if len(got) != 1 {
+			t.Error("not counted as route_size")
+		}
+	})
+	t.Run("translated", func(t *testing.T) {
+		lab.Spoil(t, "n1", "ip", fmt.Sprintf("chain pre { type nat hook prerouting priority dstnat; ip daddr %s udp dport %d dnat to %s:%d; }",
+			lab.ServiceAddr, service, far, port))
+		c := client.In(t)
+		got := rises(t, "n1", func() {
+			c.Expect(`[true, true]`, `[echo(%q, %d, 40, True)[1], echo(%[1]q, %[2]d, 3000, True)[1]]`, lab.ServiceAddr, service)
+			c.Expect(`true`, `echo(%q, %d, 40, True)[1]`, far, port)
+		}, "route_translated")
+		if len(got) != 1 {
+			t.Error("not counted as route_translated")
+		}
+		awaitPackets(t, "n1", true) // chains that translate are no reason
+	})
+}
+
+// TestPacketsAndForwardRules: rules of the node's FORWARD chain hold, once the agent has seen them;
+// when they are gone packets are redirected again.
+func TestPacketsAndForwardRules(t *testing.T) {
+	server, client := datagrams(lab.StartPeer(t, "overlay", "n2/c1")), datagrams(lab.StartPeer(t, "overlay", "n1/c1"))
+	far, port, forbidden := lab.Address(t, "overlay", "n2/c1"), lab.FreePort(), lab.FreePort()
+	for _, p := range []int{port, forbidden} {
+		server.Must(`serve_udp(%d)`, p)
+	}
+	awaitPackets(t, "n2", true)
+	repair := lab.Spoil(t, "n2", "inet", fmt.Sprintf("chain forwarded { type filter hook forward priority 0; udp dport %d drop; }", forbidden))
+	if p := awaitPackets(t, "n2", false); !strings.Contains(p.Reason, "nftables chain inet heddle-test forwarded") {
+		t.Errorf("the reason does not name the chain: %+v", p)
+	}
+	client.Must(`echo(%q, %d, 40)`, far, port)
+	client.Expect(`"timeout"`, `outcome(echo, %q, %d, 40, False, 0.5)`, far, forbidden)
+	repair()
+	awaitPackets(t, "n2", true)
+	client.Must(`echo(%q, %d, 40)`, far, forbidden)
+}
+
+// TestPacketsRouted is TestDatagrams between containers where nothing is redirected.
+func TestPacketsRouted(t *testing.T) {
+	lab.Another(t, "r", "--agent-arg=--packets=route")
+	lab.UnlimitedICMP(t)
+	for _, suffix := range []string{"n1-c1", "n1", "n2"} {
+		lab.SetSysctl(t, suffix, "ipv4/ping_group_range", "0 65535")
+	}
+	var places []lab.Place
+	for _, pl := range lab.Places {
+		if pl.Name == "same node" || pl.Name == "other node" {
+			places = append(places, pl)
+		}
+	}
+	compareDatagrams(t, places, datagramSteps, "")
+	for _, node := range []string{"n1", "n2"} {
+		counts := lab.Counters(t, node)
+		if n := counts["redirect_overlay"] + counts["redirect_container"]; n > 0 {
+			t.Errorf("%s: %d packets redirected by --packets route", node, n)
+		}
+	}
+}

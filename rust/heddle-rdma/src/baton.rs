@@ -18,6 +18,7 @@ use crate::objects::Objects;
 use crate::opener::Opener;
 use crate::protection::{Protection, protects};
 use crate::sys;
+use crate::under_way::Ends;
 
 /// Between two looks at least.
 const LOOK_LEAST: Duration = Duration::from_micros(100);
@@ -100,6 +101,7 @@ pub(crate) struct Shared {
     pub(crate) place: Place,
     pub(crate) watch: Watch,
     pub(crate) opener: Opener,
+    pub(crate) ends: Ends,
 }
 
 /// A thread that serves endpoints.

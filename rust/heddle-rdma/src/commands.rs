@@ -449,6 +449,7 @@ impl Objects {
             return Err(errno);
         }
         let region = Region {
+            number: self.next_region(),
             context,
             pd: r.pd,
             iova: r.iova,
@@ -509,16 +510,26 @@ impl Objects {
         Ok(answer)
     }
 
-    pub(crate) fn deregister(&mut self, context: u32, handle: u32) -> Result<Answer, Errno> {
+    fn deregister(self: &mut Box<Self>, context: u32, handle: u32) -> Result<Answer, Errno> {
+        let number = self.forget_region(context, handle)?;
+        if protects(Protection::UnderWay) {
+            let endpoint = self.contexts.get(context).map_or(0, |c| c.endpoint);
+            self.await_copies(endpoint, number);
+        }
+        Ok(done())
+    }
+
+    /// Gives a region up, which copies may still touch; its number.
+    pub(crate) fn forget_region(&mut self, context: u32, handle: u32) -> Result<u64, Errno> {
         let region = usable(self.regions.get(handle).filter(|r| owns(context, r.context)))?;
-        let (pd, memory) = (region.pd, region.memory);
+        let (pd, memory, number) = (region.pd, region.memory, region.number);
         self.regions.remove(handle);
         if let Some(memory) = self.memories.get_mut(memory) {
             memory.users -= 1;
         }
         self.leave_pd(pd);
         self.refund(context, Quota::Mrs, 1);
-        Ok(done())
+        Ok(number)
     }
 }
 

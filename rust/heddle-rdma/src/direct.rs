@@ -161,6 +161,7 @@ impl Objects {
             }
         }
         let length: usize = parts.iter().map(|(_, length)| length).sum();
+        let copy = self.begin_copy(&from, &[]);
         let (written, (begun, within), rest) = self.without_baton(|worker| {
             worker.touches(owner);
             // SAFETY: the parts are of this function's own and of memory that `from` keeps mapped.
@@ -182,6 +183,7 @@ impl Objects {
             });
             (written, (begun, within), rest)
         });
+        self.end_copy(copy);
         from.clear();
         self.from = from;
         let said = begun + usize::from(rest.is_some());

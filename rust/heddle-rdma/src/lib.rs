@@ -33,6 +33,7 @@
 //! | `link` | and read, written and ended |
 //! | `queues` | requests out of rings, completions into them |
 //! | `memory` | which bytes a key names, and how they are copied |
+//! | `under_way` | which memory is being copied |
 //! | `holes` | memory is closed to holes before it is looked at |
 //! | `kept` | memory that was forgotten here, and that programs have |
 //! | `table` | handles |
@@ -91,5 +92,6 @@ mod sandbox;
 mod shards;
 mod sys;
 mod table;
+mod under_way;
 
 pub use router::{Options, run};

@@ -158,6 +158,8 @@ impl Mapped {
 
 /// A memory region.
 pub(crate) struct Region {
+    /// No other one has had it, as it may have had the key.
+    pub(crate) number: u64,
     pub(crate) context: u32,
     pub(crate) pd: u32,
     pub(crate) iova: u64,
@@ -175,28 +177,40 @@ pub(crate) struct Region {
 
 impl Region {
     /// Adds the pieces that bytes of it consist of.
-    fn pieces(&self, from: u64, length: usize, pieces: &mut Vec<Piece>) -> Result<(), Fault> {
+    fn pieces(
+        &self,
+        key: u32,
+        from: u64,
+        length: usize,
+        pieces: &mut Vec<Piece>,
+    ) -> Result<(), Fault> {
         let end = from + length as u64;
-        let Some(mapped) = &self.mapped else { return self.of_program(from, end, pieces) };
+        let Some(mapped) = &self.mapped else { return self.of_program(key, from, end, pieces) };
         let (first, last) = (mapped.first, mapped.first + mapped.length);
-        self.of_program(from, end.min(first), pieces)?;
+        self.of_program(key, from, end.min(first), pieces)?;
         let (begin, stop) = (from.max(first), end.min(last));
         if begin < stop {
             let (shared, at) = (Arc::clone(&mapped.shared), mapped.at + (begin - first));
             let backing = Backing::Shared(mapped.endpoint, shared, at);
-            pieces.push(Piece { backing, length: size(stop - begin)? });
+            pieces.push(Piece { key, region: self.number, backing, length: size(stop - begin)? });
         }
-        self.of_program(from.max(last), end, pieces)
+        self.of_program(key, from.max(last), end, pieces)
     }
 
-    fn of_program(&self, begin: u64, end: u64, pieces: &mut Vec<Piece>) -> Result<(), Fault> {
+    fn of_program(
+        &self,
+        key: u32,
+        begin: u64,
+        end: u64,
+        pieces: &mut Vec<Piece>,
+    ) -> Result<(), Fault> {
         if begin >= end {
             return Ok(());
         }
         let (process, address) = self.process.as_ref().ok_or(Fault)?;
         let at = address.checked_add(begin).ok_or(Fault)?;
         let backing = Backing::Process(Arc::clone(process), at);
-        pieces.push(Piece { backing, length: size(end - begin)? });
+        pieces.push(Piece { key, region: self.number, backing, length: size(end - begin)? });
         Ok(())
     }
 }
@@ -215,6 +229,9 @@ pub(crate) struct Use {
 
 /// Bytes somewhere, found and checked.
 pub(crate) struct Piece {
+    /// The key of its region, and the region's number.
+    key: u32,
+    region: u64,
     backing: Backing,
     length: usize,
 }
@@ -272,7 +289,7 @@ pub(crate) fn find(
     pieces: &mut Vec<Piece>,
 ) -> Result<(), Fault> {
     let (region, offset) = look(regions, key, address, length, usage)?;
-    region.pieces(offset, length, pieces)
+    region.pieces(key, offset, length, pieces)
 }
 
 /// Copies bytes through memory of its own, [`CHUNK`] at a time.
@@ -346,20 +363,66 @@ impl Objects {
         let (mut from, mut to) = (std::mem::take(&mut self.from), std::mem::take(&mut self.to));
         // None if another thread is stuck with it.
         let mut copier = self.copier.take().unwrap_or_else(Copier::new);
-        let result = if from.is_empty() && to.is_empty() {
-            copy(&self.worker, &mut copier, &from, &to)
-        } else {
-            self.without_baton(|worker| copy(worker, &mut copier, &from, &to))
-        };
+        let result = self.touching(&from, &to, |w| copy(w, &mut copier, &from, &to));
         from.clear();
         to.clear();
         (self.from, self.to, self.copier) = (from, to, Some(copier));
         result
     }
 
+    /// Does something without the baton that touches these pieces.
+    fn touching<R>(
+        self: &mut Box<Self>,
+        from: &[Piece],
+        to: &[Piece],
+        work: impl FnOnce(&Worker) -> R,
+    ) -> R {
+        if from.is_empty() && to.is_empty() {
+            return work(&self.worker);
+        }
+        let number = self.begin_copy(from, to);
+        let result = self.without_baton(work);
+        self.end_copy(number);
+        result
+    }
+
     /// Copies all of one side to the other: the same number of bytes, at most a chunk.
     pub(crate) fn copy(self: &mut Box<Self>) -> Result<(), Side> {
+        if self.are_strangers() && protects(Protection::UnderWay) {
+            return self.copy_apart();
+        }
         self.with_pieces(|worker, copier, from, to| copier.copy(worker, from, to))
+    }
+
+    /// Whether one side is memory of a program's own, whose pages come when it likes, and the other
+    /// one is another endpoint's.
+    fn are_strangers(&self) -> bool {
+        let (from, to) = (&self.from, &self.to);
+        let own = from.iter().chain(to).any(|piece| !piece.is_mapped());
+        let endpoint = from.first().map(Piece::endpoint);
+        own && !from.iter().chain(to).all(|piece| Some(piece.endpoint()) == endpoint)
+    }
+
+    /// The same in two steps, each of which touches one side only: what waits for a page of one
+    /// program has nothing of the other's, which may deregister it meanwhile.
+    fn copy_apart(self: &mut Box<Self>) -> Result<(), Side> {
+        let (mut from, mut to) = (std::mem::take(&mut self.from), std::mem::take(&mut self.to));
+        let mut copier = self.copier.take().unwrap_or_else(Copier::new);
+        let length = from.iter().map(Piece::length).sum();
+        let result = copier.buffer.get_mut(..length).ok_or(Side::Source).and_then(|own| {
+            let own = (own.as_mut_ptr(), length);
+            self.touching(&from, &[], |w| transfer(w, own, &from, false))
+                .map_err(|Fault| Side::Source)?;
+            if !to.iter().all(|piece| piece.is_registered(&self.regions)) {
+                return Err(Side::Destination);
+            }
+            self.touching(&[], &to, |w| transfer(w, own, &to, true))
+                .map_err(|Fault| Side::Destination)
+        });
+        from.clear();
+        to.clear();
+        (self.from, self.to, self.copier) = (from, to, Some(copier));
+        result
     }
 
     /// Reads all of [`Objects::from`] into memory of the router.
@@ -405,6 +468,24 @@ impl Piece {
 
     pub(crate) fn length(&self) -> usize {
         self.length
+    }
+
+    /// The number of its region.
+    pub(crate) fn region(&self) -> u64 {
+        self.region
+    }
+
+    /// Whether its region is still there.
+    fn is_registered(&self, regions: &Regions) -> bool {
+        regions.get(self.key).is_some_and(|region| region.number == self.region)
+    }
+
+    /// Whose it is.
+    fn endpoint(&self) -> u32 {
+        match &self.backing {
+            Backing::Process(process, _) => process.endpoint,
+            Backing::Shared(endpoint, ..) => *endpoint,
+        }
     }
 
     /// Where its bytes are, and whose, if the router has them mapped.

@@ -34,6 +34,7 @@ use crate::queues::{CompletionRing, ReceiveRing, SendRing};
 use crate::shards::Nudge;
 use crate::sys::Epoll;
 use crate::table::Table;
+use crate::under_way::UnderWay;
 
 /// A reply that the control socket had no room for.
 pub(crate) type Unsent = (Vec<u8>, Vec<OwnedFd>);
@@ -227,6 +228,7 @@ pub(crate) struct Objects {
     pub(crate) pool: u64,
     pub(crate) pooled: u64,
     pub(crate) kept: Option<Kept>,
+    pub(crate) under_way: UnderWay,
     /// Given up for a moment when there are no more descriptors, to refuse a connection.
     pub(crate) spare: Option<OwnedFd>,
     /// By which programs make userfaultfds of their own memory; None: this kernel has none.
@@ -317,6 +319,7 @@ impl Objects {
             pooled: 0,
             kept: None,
             spare: None,
+            under_way: UnderWay::default(),
             userfaultfd: None,
             endpoints: Table::new(14, 32),
             contexts: Table::new(16, 32),

@@ -44,6 +44,8 @@ pub(crate) enum Protection {
     Homes,
     /// What copies of others' datagrams to groups cost.
     Copied,
+    /// Memory that was deregistered is not touched any more.
+    UnderWay,
     /// The router has no rights, and makes no system calls but those that move bytes.
     Sandbox,
     /// The card's queue pairs are believed to have done what they were asked for.
@@ -73,6 +75,7 @@ pub(crate) fn protects(protection: Protection) -> bool {
         Protection::Kept => "kept",
         Protection::Homes => "homes",
         Protection::Copied => "copied",
+        Protection::UnderWay => "under_way",
         Protection::Sandbox => "sandbox",
         Protection::Completions => "completions",
     })

@@ -134,6 +134,78 @@ fn a_page_that_does_not_come_when_it_is_registered_holds_up_nobody_else() {
     attacked("watch", |router| page_that_does_not_come(router, Way::Registration));
 }
 
+/// A program sends from a page that does not come until its peer has deregistered the memory that
+/// the bytes are for, and put something else there. Whether that is overwritten.
+fn overwrites(router: &Router) -> bool {
+    for n in [1, 2] {
+        router.add(n, Limits::default());
+    }
+    let (mut a, mut b) = pair_of([router; 2], [1, 2], ibv::QPT_RC, 64, |_| ());
+    let pages = Pages::new(router.folder());
+    let (address, length) = pages.all();
+    let key = a.device.register_at(a.pd, address, length, 15).unwrap();
+    b.post_receive(7, &[b.whole()]);
+    a.send(&sending(request(ibv::WR_SEND, 1), &[(pages.page(0), 64, key)]));
+    eventually("the page", || pages.is_waited_for().then_some(()));
+    b.device.ask_to_deregister(b.key);
+    // It does not wait for its peer's page.
+    eventually("the answer", || b.device.is_answered().then_some(()));
+    b.buffer.fill(9);
+    pages.let_go();
+    let (_, status) = a.sends.result();
+    let overwritten = b.buffer.iter().any(|byte| *byte != 9);
+    assert_eq!(status, if overwritten { ibv::WC_SUCCESS } else { ibv::WC_REM_OP_ERR });
+    overwritten
+}
+
+#[test]
+fn memory_that_was_deregistered_is_not_written_to() {
+    let _one = one();
+    attacked("under_way", overwrites);
+}
+
+/// A program whose endpoint has a thread of its own writes to a page of a peer that does not come.
+/// Whether the peer is told that its memory is deregistered while that thread is about to write.
+fn is_told_too_early(router: &Router) -> bool {
+    for n in [1, 2] {
+        router.add(n, Limits::default());
+    }
+    let (mut a, mut b) = pair_of([router; 2], [1, 2], ibv::QPT_RC, 64, |_| ());
+    let pages = Pages::new(router.folder());
+    let (address, length) = pages.all();
+    let key = a.device.register_at(a.pd, address, length, 15).unwrap();
+    b.post_receive(7, &[b.whole()]);
+    a.send(&sending(request(ibv::WR_SEND, 1), &[(pages.page(0), 64, key)]));
+    eventually("the page", || pages.is_waited_for().then_some(()));
+    eventually("a thread", || (router.times(1, Reason::MemorySlow) == 1).then_some(()));
+    pages.let_go();
+    assert_eq!(a.sends.result(), (1, ibv::WC_SUCCESS));
+
+    let key = b.device.register_at(b.pd, address, length, 15).unwrap();
+    let there = abi::verbs_send {
+        remote_address: pages.page(1),
+        rkey: key,
+        ..request(ibv::WR_RDMA_WRITE, 2)
+    };
+    a.send(&sending(there, &[a.whole()]));
+    eventually("its page", || pages.is_waited_for().then_some(()));
+    b.device.ask_to_deregister(key);
+    let waits = || router.times(2, Reason::MemorySlow) == 1;
+    eventually("its end or a thread", || (b.device.is_answered() || waits()).then_some(()));
+    let early = b.device.is_answered();
+    pages.let_go();
+    eventually("its end", || b.device.is_answered().then_some(()));
+    // The bytes were there before that.
+    assert!(early || a.sends.result() == (2, ibv::WC_SUCCESS));
+    early
+}
+
+#[test]
+fn who_deregisters_is_told_when_nobody_touches_the_memory_any_more() {
+    let _one = one();
+    attacked("under_way", is_told_too_early);
+}
+
 /// Bytes of the memory that holes are made in: long enough for the watch to see that somebody
 /// waits.
 const HOLED: usize = 256 << 20;

@@ -3,6 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::time::Duration;
 
 use shared_ring::{Consumer, Producer, Ringer, SharedMemory, Slot};
 use verbs_protocol::abi::{self, verbs_completion, verbs_reply, verbs_request};
@@ -303,6 +304,17 @@ impl Device {
     pub(crate) fn ask_to_register(&mut self, pd: u32, address: u64, length: u64) {
         let request = self.registration(pd, address, length, 15);
         send(&self.socket, plain::bytes(&request), &[]).unwrap();
+    }
+
+    pub(crate) fn ask_to_deregister(&mut self, key: u32) {
+        let head = self.head(abi::VERBS_DEREG_MR);
+        let request = abi::verbs_object_request { head, object: key, reserved: 0 };
+        send(&self.socket, plain::bytes(&request), &[]).unwrap();
+    }
+
+    /// Whether something was answered that nobody has received yet.
+    pub(crate) fn is_answered(&self) -> bool {
+        readable(&self.socket, Duration::ZERO)
     }
 
     /// Waits for the answer, and says whether it is a region.

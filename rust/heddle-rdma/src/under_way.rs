@@ -1,0 +1,85 @@
+//! Which regions copies that are under way touch: who deregisters one is told so when no thread
+//! reads or writes its bytes any more, since they are the program's own again from then on.
+
+use std::sync::{Condvar, Mutex, PoisonError};
+
+use crate::memory::Piece;
+use crate::objects::Objects;
+
+/// Copies by threads that have put the baton down for it.
+#[derive(Default)]
+pub(crate) struct UnderWay {
+    /// Each copy's number, and that of a region that it touches.
+    touched: Vec<(u64, u64)>,
+    copies: u64,
+    regions: u64,
+    /// Threads that wait for the end of one.
+    waiting: usize,
+}
+
+/// Tells threads that wait of the ends of copies.
+#[derive(Default)]
+pub(crate) struct Ends {
+    count: Mutex<u64>,
+    more: Condvar,
+}
+
+impl Ends {
+    fn count(&self) -> u64 {
+        *self.count.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tell(&self) {
+        *self.count.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        self.more.notify_all();
+    }
+
+    /// Waits until there are more than `seen`.
+    fn wait(&self, seen: u64) {
+        let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        while *count == seen {
+            count = self.more.wait(count).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl Objects {
+    /// The number of a region that is made.
+    pub(crate) fn next_region(&mut self) -> u64 {
+        self.under_way.regions += 1;
+        self.under_way.regions
+    }
+
+    /// A copy of these pieces begins.
+    pub(crate) fn begin_copy(&mut self, from: &[Piece], to: &[Piece]) -> u64 {
+        let under_way = &mut self.under_way;
+        under_way.copies += 1;
+        let number = under_way.copies;
+        under_way.touched.extend(from.iter().chain(to).map(|piece| (number, piece.region())));
+        number
+    }
+
+    pub(crate) fn end_copy(&mut self, number: u64) {
+        self.under_way.touched.retain(|(copy, _)| *copy != number);
+        if self.under_way.waiting > 0 {
+            self.shared.ends.tell();
+        }
+    }
+
+    /// Waits until no thread copies bytes of a region of this endpoint, which is gone already. A
+    /// page that holds the copy up is the endpoint's own, or is swapped out: with it no memory is
+    /// touched whose pages come as another program likes. So this endpoint gets a thread.
+    pub(crate) fn await_copies(self: &mut Box<Self>, endpoint: u32, region: u64) {
+        while self.under_way.touched.iter().any(|(_, touched)| *touched == region) {
+            let ends = &self.shared.ends;
+            // None is missed: whoever tells of the next has the baton, which is here.
+            let seen = ends.count();
+            self.under_way.waiting += 1;
+            self.without_baton(|worker| {
+                worker.touches(endpoint);
+                ends.wait(seen);
+            });
+            self.under_way.waiting -= 1;
+        }
+    }
+}

@@ -21,7 +21,6 @@
 #include "include/endpoint.h"
 #include "include/maps.h"
 #include "include/mirror.h"
-#include "tc/divert.h"
 #include "tc/packet.h"
 #include "tc/translate.h"
 
@@ -74,10 +73,10 @@ static __noinline int cross_out(struct __sk_buff *skb, const struct packet *p, i
 	return bpf_redirect(ifindex, BPF_F_INGRESS);
 }
 
-/* Whether packet p for endpoint ep is of a connection that crosses: k says how its socket knows it;
- * *waits: that is in TIME_WAIT. */
+/* Whether packet p for endpoint ep is of a connection that crosses: k says how its socket knows
+ * it. */
 static __noinline bool is_crossed(struct __sk_buff *skb, const struct packet *p, const struct endpoint *ep,
-                                  struct flow_key *k, bool *waits)
+                                  struct flow_key *k)
 {
 	struct address from, *remembered;
 	struct flow_key out = {};
@@ -85,7 +84,7 @@ static __noinline bool is_crossed(struct __sk_buff *skb, const struct packet *p,
 	struct bpf_sock *sk;
 	bool ours = false;
 
-	if (!p || !ep || !k || !waits)
+	if (!p || !ep || !k)
 		return false;
 	if (p->ipv6)
 		from = p->src6;
@@ -105,20 +104,17 @@ static __noinline bool is_crossed(struct __sk_buff *skb, const struct packet *p,
 		out.dport = k->sport;
 		remembered = bpf_map_lookup_elem(&crossed_by_wire, &out);
 		ours = remembered && same_address(remembered, &from);
-		*waits = ours;
+		/* What waits expects no SYN: the container's own stack has a connection there now. */
+		if (ours && p->tcp.flags & TCP_FLAG_SYN_) {
+			bpf_map_delete_elem(&crossed_by_wire, &out);
+			ours = false;
+		}
 	} else if (sk->state != BPF_TCP_LISTEN && sk->state != BPF_TCP_NEW_SYN_RECV) {
 		tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
 		ours = is_of(tag, ep->id) && tag->flags & TAG_REMOTE && same_address(&tag->remote, &from);
 	}
 	bpf_sk_release(sk);
 	return ours;
-}
-
-/* Whether p, although such a socket waits for what is like it, is of a connection of the
- * container's own stack: see past_time_wait. */
-static __noinline bool past_crossed(struct __sk_buff *skb, const struct packet *p, __u32 owner)
-{
-	return p && past_time_wait(skb, p, owner);
 }
 
 /* Gives such a packet to its socket, by the divert device. */

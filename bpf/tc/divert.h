@@ -194,30 +194,40 @@ static __always_inline bool has_node_socket(struct __sk_buff *skb, const struct 
 	return ours;
 }
 
-/* Whether a SYN for a container of this node is to be routed, so that the node's firewall sees it
- * (sock/firewall.h): to_endpoint gives it to the listener then. What is of a connection that has
- * passed is not: routing would find its socket, and drop it. */
-static __noinline bool meets_forward_chain(struct __sk_buff *skb, const struct packet *p, __u32 owner)
-{
-	struct bpf_sock *sk;
-	bool opens, waits;
+/* Whether the node's firewall is to see a packet. */
+enum forward_chain {
+	FORWARD_NONE,   /* it is not */
+	FORWARD_ROUTED, /* it is: routing sees to that */
+	FORWARD_WAITS,  /* it is, once end_time_wait has ended the wait of its 4-tuple */
+};
 
-	if (!config_firewall_ns || !p || !is_syn(p))
-		return false;
+/* Whether a SYN for endpoint ep of this node is to be routed, so that the node's firewall sees it
+ * (sock/firewall.h): to_endpoint gives it to the listener then. What is of a connection that has
+ * passed is not: routing would find its socket, and drop it. *taken as towards() has it. */
+static __noinline int meets_forward_chain(struct __sk_buff *skb, const struct packet *p,
+                                          const struct endpoint *ep, bool *taken)
+{
+	bool established = false;
+	struct bpf_sock *sk;
+	int state;
+
+	if (!config_firewall_ns || !p || !ep || !taken || !is_syn(p) || !(ep->flags & ENDPOINT_INTERCEPTED))
+		return FORWARD_NONE;
 	if (skb->mark == SYN_RETURNED) {
 		barrier(); /* the compiler must not write the mark through a moved context pointer */
 		skb->mark = 0;
-		return true;
+	} else {
+		sk = lookup_exact(skb, p);
+		state = sk ? sk->state : BPF_TCP_LISTEN;
+		if (sk)
+			bpf_sk_release(sk);
+		if (state == BPF_TCP_TIME_WAIT && has_listener(skb, p, ep->id))
+			return FORWARD_WAITS;
+		if (state != BPF_TCP_LISTEN)
+			return FORWARD_NONE;
 	}
-	sk = lookup_exact(skb, p);
-	if (!sk)
-		return true;
-	opens = sk->state == BPF_TCP_LISTEN;
-	waits = sk->state == BPF_TCP_TIME_WAIT;
-	bpf_sk_release(sk);
-	if (waits && has_listener(skb, p, owner))
-		end_time_wait(skb, p, BPF_F_INGRESS); /* then this is a RST now, for what waited */
-	return opens;
+	*taken = has_node_socket(skb, p, ep, &established);
+	return FORWARD_ROUTED;
 }
 
 /* What becomes of a packet for endpoint ep that arrived at the node, of container sender (as start
@@ -226,15 +236,10 @@ static __always_inline int towards(struct __sk_buff *skb, const struct packet *p
                                    __be32 sender, bool *taken)
 {
 	__u32 ifindex = ep->ifindex;
-	bool established = false;
 	int found, action;
 
 	if (!(ep->flags & ENDPOINT_INTERCEPTED))
 		return TC_ACT_OK;
-	if (meets_forward_chain(skb, p, ep->id)) {
-		*taken = has_node_socket(skb, p, ep, &established);
-		return TC_ACT_OK;
-	}
 	found = divert(skb, p, ep->id);
 	/* A SYN was asked about before. */
 	if (found != DIVERT_TAKEN && !is_syn(p)) {

@@ -65,6 +65,19 @@ static __always_inline int from_adopted(struct __sk_buff *skb, const struct pack
 	return *taken ? redeliver(skb) : TC_ACT_OK;
 }
 
+/* The same from an endpoint whose device is Heddle's. */
+static __always_inline int from_own(struct __sk_buff *skb, const struct packet *p,
+                                    const struct endpoint *self, const struct endpoint *peer, bool *taken)
+{
+	switch (meets_forward_chain(skb, p, peer, taken)) {
+	case FORWARD_ROUTED:
+		return TC_ACT_OK;
+	case FORWARD_WAITS: /* then this is a RST, for what waited */
+		end_time_wait(skb, p, BPF_F_INGRESS);
+	}
+	return towards(skb, p, peer, self->addr4.word[3], taken);
+}
+
 /* Whether a packet is for a direct port of a node. */
 static __noinline bool is_direct_port(const struct packet *p)
 {
@@ -126,7 +139,7 @@ static __always_inline int from_endpoint_verdict(struct __sk_buff *skb)
 		if (self->flags & ENDPOINT_ADOPTED)
 			verdict = from_adopted(skb, &p, self, peer, &taken);
 		else
-			verdict = towards(skb, &p, peer, self->addr4.word[3], &taken);
+			verdict = from_own(skb, &p, self, peer, &taken);
 		if (taken && !remember_plain(&p))
 			return drop(REASON_DROP_NOT_REMEMBERED);
 		return verdict;
@@ -173,7 +186,7 @@ static __always_inline int into_own_stack(struct __sk_buff *skb, int kind, const
  * what is routed to it. */
 static __always_inline int to_endpoint_verdict(struct __sk_buff *skb)
 {
-	bool ours = false, established = false, waits = false;
+	bool ours = false, established = false;
 	__be32 translated = 0;
 	struct flow_key k = {};
 	struct endpoint *ep;
@@ -193,8 +206,7 @@ static __always_inline int to_endpoint_verdict(struct __sk_buff *skb)
 		ours = has_node_socket(skb, &p, ep, &established);
 		if (ours && !established && !is_syn(&p) && is_orphan(skb, &p, ep->id))
 			ours = false;
-		if (!(ours && established) && is_crossed(skb, &p, ep, &k, &waits) &&
-		    !(waits && past_crossed(skb, &p, ep->id)))
+		if (!(ours && established) && is_crossed(skb, &p, ep, &k))
 			return cross_back(skb, &p, &k);
 	}
 	if (kind == PACKET_TCP && is_syn(&p))

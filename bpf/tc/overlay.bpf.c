@@ -33,9 +33,15 @@ static __always_inline int from_overlay_verdict(struct __sk_buff *skb)
 	action = filter_for(skb, &p, kind, 0, ep);
 	if (action != FILTER_PASS)
 		return action;
-	if (kind == PACKET_TCP && ep->flags & ENDPOINT_INTERCEPTED)
-		return towards(skb, &p, ep, 0, &taken);
-	return enter(skb, &p, ep);
+	if (kind != PACKET_TCP || !(ep->flags & ENDPOINT_INTERCEPTED))
+		return enter(skb, &p, ep);
+	switch (meets_forward_chain(skb, &p, ep, &taken)) {
+	case FORWARD_ROUTED:
+		return TC_ACT_OK;
+	case FORWARD_WAITS: /* then this is a RST, for what waited */
+		end_time_wait(skb, &p, BPF_F_INGRESS);
+	}
+	return towards(skb, &p, ep, 0, &taken);
 }
 
 SEC("tc")

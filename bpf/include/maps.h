@@ -163,6 +163,25 @@ struct {
 	__uint(max_entries, FLOW_EVENTS_BYTES);
 } flow_events SEC(".maps");
 
+/* How much of flow_events somebody has had in a window. */
+struct event_share {
+	__u64 window;
+	__u64 count;
+};
+
+enum event_sharer {
+	SHARER_ENDPOINT, /* by id */
+	SHARER_ADDRESS,  /* of a container, or 0: all others */
+};
+
+/* By sharer and its number. What is pushed out begins a new window. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 16384);
+	__type(key, __u64);
+	__type(value, struct event_share);
+} event_shares SEC(".maps");
+
 /* Counts by enum heddle_reason. Written here, read by the agent. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);

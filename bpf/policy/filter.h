@@ -17,6 +17,7 @@
 #include "include/maps.h"
 #include "policy/decide.h"
 #include "policy/flow_set.h"
+#include "policy/packet_events.h"
 #include "tc/packet.h"
 
 /* What the filters give for a packet that may go on. All else is an action. */
@@ -329,7 +330,11 @@ __noinline __u32 decide_datagram(struct __sk_buff *skb, struct filter_state *s, 
 		return VERDICT_ALLOW;
 	verdict = decide_id(&s->flow);
 	if (verdict == VERDICT_ALLOW) {
-		note_flow(&s->flow);
+		if (!note_flow(&s->flow))
+			return verdict;
+		reverse_flow(&s->flow, &s->other);
+		if (!noted(&s->other, ANSWER_TIME)) /* an answer is told of by its question */
+			report_packet(&s->flow, 0, own);
 		return verdict;
 	}
 	if (s->flow.protocol == IPPROTO_ICMP_ && asks_for_echo(skb, s, ipv6))
@@ -349,8 +354,10 @@ static __always_inline void note_fragment(struct filter_state *s)
 	note_flow(&s->flow);
 }
 
-/* What becomes of a packet with this verdict: FILTER_PASS or an action. */
-static __always_inline int conclude(struct __sk_buff *skb, struct filter_state *s, __u32 verdict)
+/* What becomes of a packet with this verdict: FILTER_PASS or an action. told: that it is stopped is
+ * an event; out: as report_packet's. */
+static __always_inline int conclude(struct __sk_buff *skb, struct filter_state *s, __u32 verdict, bool told,
+                                    bool out)
 {
 	if (verdict == VERDICT_ALLOW) {
 		if (s->fragment == FRAGMENT_FIRST && has_policy())
@@ -361,6 +368,11 @@ static __always_inline int conclude(struct __sk_buff *skb, struct filter_state *
 		count(REASON_DROP_UNDECIDABLE);
 		return TC_ACT_SHOT;
 	}
+	if (told)
+		report_packet(&s->flow,
+		              verdict == VERDICT_DROP ? REASON_DROP_POLICY_DROPPED
+		                                      : REASON_DROP_POLICY_REJECTED,
+		              out);
 	return stop(skb, verdict);
 }
 
@@ -370,6 +382,8 @@ static __noinline int filter_tcp(struct __sk_buff *skb, const struct packet *p, 
                                  __be32 receiver, __be32 translated)
 {
 	struct filter_state *s;
+	bool first;
+	__u32 verdict;
 
 	if (!p)
 		return TC_ACT_SHOT;
@@ -381,7 +395,11 @@ static __noinline int filter_tcp(struct __sk_buff *skb, const struct packet *p, 
 	start(p, s, sender, receiver);
 	s->flow.sport = p->tcp.source;
 	s->flow.dport = p->tcp.dest;
-	return conclude(skb, s, decide_tcp(s, p->tcp.flags, translated));
+	first = is_syn(p) && sender && !opener_of(&s->flow);
+	verdict = decide_tcp(s, p->tcp.flags, translated);
+	if (first && verdict == VERDICT_ALLOW)
+		report_packet(&s->flow, 0, true);
+	return conclude(skb, s, verdict, is_syn(p), sender != 0);
 }
 
 /* The same of any other IP packet. */
@@ -398,7 +416,7 @@ static __noinline int filter_other(struct __sk_buff *skb, const struct packet *p
 	if (!s)
 		return TC_ACT_SHOT;
 	start(p, s, sender, receiver);
-	return conclude(skb, s, decide_datagram(skb, s, p->ipv6, sender != 0));
+	return conclude(skb, s, decide_datagram(skb, s, p->ipv6, sender != 0), true, sender != 0);
 }
 
 /* The same for a packet to endpoint to (NULL: none of this node). kind is read_packet's. What is

@@ -53,13 +53,14 @@ static __always_inline struct flow_set_key flow_set_key(const struct flow_id *f,
 /* A set to begin with: callers' stacks are full. */
 const volatile struct flow_set no_flows = {};
 
-/* Remembers value of f in one of the maps above. Inlined once for each map: only then the lookup
- * is. */
+/* Remembers value of f in one of the maps above, and gives 1 if nothing was. Inlined once for each
+ * map: only then the lookup is. */
 static __always_inline int remember_flow(void *map, const struct flow_id *f, __u32 value)
 {
 	struct flow_set_key k;
 	struct flow_set *set;
 	__u32 i, at = 0;
+	bool fresh;
 	__u64 id;
 
 	if (!f)
@@ -84,12 +85,13 @@ static __always_inline int remember_flow(void *map, const struct flow_id *f, __u
 	}
 	at &= SET_FLOWS - 1;
 	/* In this order, so that nobody finds a flow with what was remembered of another. */
-	if (set->flow[at].id != id)
+	fresh = set->flow[at].id != id;
+	if (fresh)
 		WRITE_ONCE(set->flow[at].id, 0);
 	WRITE_ONCE(set->flow[at].value, value);
 	WRITE_ONCE(set->flow[at].seen, now_units());
 	WRITE_ONCE(set->flow[at].id, id);
-	return 0;
+	return fresh;
 }
 
 #define ANY_TIME (~0U)

@@ -9,20 +9,22 @@
 #include "include/abi/path.h"
 #include "include/address.h"
 #include "include/count.h"
+#include "include/event_share.h"
 #include "include/kernel_types.h"
 #include "include/maps.h"
 #include "include/payload.h"
 #include "include/socket.h"
 #include "sock/context.h"
 
-/* Waking the agent costs more than all the rest. So it looks by itself ten times a second, and is
- * woken only when so many bytes wait. */
-#define FLOW_EVENTS_WAKE (FLOW_EVENTS_BYTES / 4)
-
 static __always_inline struct flow_event *begin_event(const struct sock_tag *tag, __u32 kind)
 {
-	struct flow_event *e = bpf_ringbuf_reserve(&flow_events, sizeof(*e), 0);
+	struct flow_event *e = NULL;
 
+	if (bpf_ringbuf_query(&flow_events, BPF_RB_AVAIL_DATA) < FLOW_EVENTS_SCARCE ||
+	    has_share(SHARER_ENDPOINT, tag->endpoint_id,
+	              bpf_ringbuf_query(&flow_events, BPF_RB_CONS_POS) / (FLOW_EVENTS_BYTES / 4),
+	              SCARCE_EVENTS))
+		e = bpf_ringbuf_reserve(&flow_events, sizeof(*e), 0);
 	if (!e) {
 		count(REASON_LOST_FLOW_EVENT);
 		return NULL;
@@ -30,15 +32,9 @@ static __always_inline struct flow_event *begin_event(const struct sock_tag *tag
 	e->time = bpf_ktime_get_ns();
 	e->endpoint_id = tag->endpoint_id;
 	e->kind = kind;
+	e->protocol = IPPROTO_TCP_;
 	e->pad = 0;
 	return e;
-}
-
-static __always_inline void submit_event(struct flow_event *e)
-{
-	bool wake = bpf_ringbuf_query(&flow_events, BPF_RB_AVAIL_DATA) >= FLOW_EVENTS_WAKE;
-
-	bpf_ringbuf_submit(e, wake ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP);
 }
 
 /* The ends as the program sees them, as sock/names.bpf.c has it. */

@@ -49,6 +49,7 @@ const (
 	ProtectProcNet           Protection = 32
 	ProtectLocks             Protection = 33
 	ProtectPeerKeys          Protection = 34
+	ProtectFlowShare         Protection = 35
 )
 
 // ProtectionInfo describes one Protection.
@@ -95,6 +96,7 @@ var Protections = []ProtectionInfo{
 	{ProtectProcNet, "proc_net", "a program reads in /proc/net/tcp the sockets of the endpoint in whose network namespace it is, and no others"},
 	{ProtectLocks, "locks", "a program that holds the lock of its socket for ever keeps neither cuts of others' connections nor lists waiting"},
 	{ProtectPeerKeys, "peer_keys", "an agent answers over the network to agents with the key of one of its network's nodes only"},
+	{ProtectFlowShare, "flow_share", "no flood of one container's takes the room of what is told of others' connections and packets"},
 }
 
 // String gives the protection's name.

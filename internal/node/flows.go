@@ -53,6 +53,7 @@ func (fl *flows) observe(o flow.Observation) {
 func (fl *flows) named(o flow.Observation) flow.Flow {
 	c := o.Connection
 	own, other := fl.peers(c)
+	packet := c.Endpoint == 0 // not of a socket's: there will be no end
 	f := flow.Flow{
 		Time: o.At, Node: fl.self.Name, Event: o.Event, Verdict: o.Event.Verdict(), Protocol: c.Protocol,
 		From: own, To: other, SeenBy: flow.SideFrom, Reason: c.Reason, ReasonKind: fl.kindOf(c.Reason), Error: o.Error,
@@ -68,10 +69,11 @@ func (fl *flows) named(o flow.Observation) flow.Flow {
 		f.From, f.To, f.SeenBy = other, own, flow.SideTo
 		f.BytesSent, f.BytesReceived = c.BytesReceived, c.BytesSent
 	}
-	switch o.Event {
-	case flow.Open, flow.Fallback:
+	switch {
+	case packet:
+	case o.Event == flow.Open, o.Event == flow.Fallback:
 		fl.openings.Note(c.Cookie, flowlog.Opening{At: o.At, From: f.From, To: f.To})
-	case flow.End, flow.Cut, flow.Fail:
+	case o.Event == flow.End, o.Event == flow.Cut, o.Event == flow.Fail:
 		if opening, seen := fl.openings.Take(c.Cookie); seen {
 			f.From, f.To, f.Duration = opening.From, opening.To, o.At.Sub(opening.At)
 		}
@@ -82,6 +84,9 @@ func (fl *flows) named(o flow.Observation) flow.Flow {
 
 // peers gives the ends of a connection, its own first.
 func (fl *flows) peers(c model.Connection) (own, other flow.Peer) {
+	if c.Endpoint == 0 {
+		return fl.directory.peer(c.Local), fl.directory.peer(c.Remote)
+	}
 	own = flow.Peer{Node: fl.self.Name, Addr: c.Local.Addr(), Port: c.Local.Port()}
 	e, known := fl.known.withID(c.Endpoint)
 	if known {
@@ -106,8 +111,11 @@ func (fl *flows) peers(c model.Connection) (own, other flow.Peer) {
 func (fl *flows) explain(f *flow.Flow) {
 	byPolicy := f.Event == flow.Cut && (f.Reason == "" || strings.Contains(f.Reason, "policy")) ||
 		f.Event == flow.Deny && strings.Contains(f.Reason, "policy")
-	if !byPolicy && f.Event != flow.Open && f.Event != flow.Fallback && f.Event != flow.Fail || f.Protocol != "tcp" {
+	if !byPolicy && f.Event != flow.Open && f.Event != flow.Fallback && f.Event != flow.Fail {
 		return
+	}
+	if _, known := policyProtocols[f.Protocol]; !known {
+		return // a plane's own, of which policy says nothing by itself
 	}
 	_, reported := fl.enforcer.snapshot()
 	f.Policy, f.Rule = fl.judge.explain(f, byPolicy, fl.enforcer.applying.Load(), reported)

@@ -30,7 +30,11 @@ type judge struct {
 type ruleKey struct {
 	from, to netip.Addr
 	port     uint16
+	protocol model.Protocol
 }
+
+// policyProtocols are what policy tells apart, by the names that flows have for them.
+var policyProtocols = map[string]model.Protocol{"tcp": model.ProtocolTCP, "udp": model.ProtocolUDP, "icmp": model.ProtocolICMP, "other": model.ProtocolOther}
 
 type ruleFound struct {
 	verdict      model.Verdict
@@ -58,14 +62,14 @@ func (j *judge) ask(state *policy.State, f *flow.Flow, urgent bool) (ruleFound, 
 	if j.state != state || len(j.rules) >= rulesKept {
 		j.state, j.rules = state, make(map[ruleKey]ruleFound)
 	}
-	key := ruleKey{f.From.Addr, f.To.Addr, f.To.Port}
+	key := ruleKey{f.From.Addr, f.To.Addr, f.To.Port, policyProtocols[f.Protocol]}
 	if found, ok := j.rules[key]; ok {
 		return found, true
 	}
 	if !f.From.Addr.IsValid() || !f.To.Addr.IsValid() || !j.spend(time.Now(), urgent) {
 		return ruleFound{}, false
 	}
-	x := policy.Explain(state, policy.Probe{From: key.from, To: key.to, Protocol: model.ProtocolTCP, Port: key.port})
+	x := policy.Explain(state, policy.Probe{From: key.from, To: key.to, Protocol: key.protocol, Port: key.port})
 	found := ruleFound{verdict: x.Verdict}
 	side := x.Egress
 	if x.Ingress.Verdict > x.Egress.Verdict || x.Egress.Policy == "" {

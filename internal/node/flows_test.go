@@ -63,7 +63,7 @@ func rulesAbout(action policy.Action) *policy.State {
 
 // asked is a flow from a to a port of b.
 func asked(port uint16) *flow.Flow {
-	return &flow.Flow{From: flow.Peer{Addr: at("10.244.0.2")}, To: flow.Peer{Addr: at("10.244.1.2"), Port: port}}
+	return &flow.Flow{Protocol: "tcp", From: flow.Peer{Addr: at("10.244.0.2")}, To: flow.Peer{Addr: at("10.244.1.2"), Port: port}}
 }
 
 // TestJudge: a flow is explained by the state that judged it, the latest or the one before.
@@ -84,6 +84,9 @@ func TestJudge(t *testing.T) {
 		{80, true, []*policy.State{nil, nil}, ": "},
 		{80, true, []*policy.State{{}, closed}, "p: b: reject by rule 0 (eighty) of policy p"},
 	} {
+		if name, rule := (&judge{}).explain(&flow.Flow{Protocol: "udp", From: asked(80).From, To: asked(80).To}, true, closed); name+rule != "" {
+			t.Errorf("a rule for TCP decides on UDP: %s: %s", name, rule)
+		}
 		name, rule := j.explain(asked(c.port), c.forbidden, c.states...)
 		if got := name + ": " + rule; got != c.want {
 			t.Errorf("port %d, forbidden %v: %q, want %q", c.port, c.forbidden, got, c.want)

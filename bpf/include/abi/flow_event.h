@@ -11,6 +11,9 @@ enum flow_event_kind {
 	FLOW_EVENT_ENDED,  /* ... and is over */
 	FLOW_EVENT_FAILED, /* connect() came to none */
 	FLOW_EVENT_DENIED, /* it must not be: reason says why */
+	/* Of packets, not of sockets: endpoint_id and cookie are 0. */
+	FLOW_EVENT_PACKET_PASSED, /* the first of a flow was let through */
+	FLOW_EVENT_PACKET_DENIED,
 };
 
 /* One record of flow_events. It is small, because the ring's memory is in nobody's cache. */
@@ -31,7 +34,8 @@ struct flow_event {
 	__u8 path;     /* enum heddle_path */
 	__u8 reason;   /* enum heddle_reason */
 	__u8 accepted; /* the peer opened the connection */
-	__u16 pad;
+	__u8 protocol; /* of a packet's: as policy tells them apart */
+	__u8 pad;
 };
 
 #endif

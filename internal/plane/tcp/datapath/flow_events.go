@@ -79,7 +79,7 @@ func toObservation(raw []byte, boot time.Time) (o flow.Observation, ok bool) {
 		At: boot.Add(time.Duration(e.Time)), Event: eventOf(&e), Accepted: e.Accepted != 0, RTT: time.Duration(e.Rtt) * time.Microsecond,
 		Connection: model.Connection{
 			Endpoint: model.EndpointID(e.EndpointId), Remote: netip.AddrPortFrom(remote, toPort(e.RemotePort)), Path: names.PathOf(e.Path),
-			BytesSent: e.BytesSent, BytesReceived: e.BytesReceived, Retransmits: e.Retransmits, Cookie: e.Cookie,
+			Protocol: protocolName(model.Protocol(e.Protocol)), BytesSent: e.BytesSent, BytesReceived: e.BytesReceived, Retransmits: e.Retransmits, Cookie: e.Cookie,
 		},
 	}
 	if !local.IsUnspecified() { // as it is of a connect that is denied
@@ -94,12 +94,27 @@ func toObservation(raw []byte, boot time.Time) (o flow.Observation, ok bool) {
 	return o, true
 }
 
+// protocolName says what flows call a protocol.
+func protocolName(p model.Protocol) string {
+	switch p {
+	case model.ProtocolICMP:
+		return "icmp"
+	case model.ProtocolUDP:
+		return "udp"
+	case model.ProtocolOther:
+		return "other"
+	}
+	return "tcp"
+}
+
 // eventOf says what an event is to operators.
 func eventOf(e *heddleFlowEvent) flow.Event {
 	kind := kindOf(e.Reason)
 	switch what := heddleFlowEventKind(e.Kind); {
-	case what == heddleFlowEventKindFLOW_EVENT_DENIED:
+	case what == heddleFlowEventKindFLOW_EVENT_DENIED, what == heddleFlowEventKindFLOW_EVENT_PACKET_DENIED:
 		return flow.Deny
+	case what == heddleFlowEventKindFLOW_EVENT_PACKET_PASSED:
+		return flow.Open
 	case kind == model.KindCut || unix.Errno(e.Error) == unix.ECONNABORTED: // that by which sockets are destroyed
 		return flow.Cut
 	case what == heddleFlowEventKindFLOW_EVENT_FAILED:

@@ -142,6 +142,12 @@ const (
 	heddleEndpointFlagsENDPOINT_STACK       heddleEndpointFlags = 4
 )
 
+type heddleEventShare struct {
+	_      structs.HostLayout
+	Window uint64
+	Count  uint64
+}
+
 type heddleFilterState struct {
 	_        structs.HostLayout
 	Flow     heddleFlowId
@@ -191,16 +197,19 @@ type heddleFlowEvent struct {
 	Path          uint8
 	Reason        uint8
 	Accepted      uint8
-	Pad           uint16
+	Protocol      uint8
+	Pad           uint8
 }
 
 type heddleFlowEventKind uint32
 
 const (
-	heddleFlowEventKindFLOW_EVENT_OPENED heddleFlowEventKind = 0
-	heddleFlowEventKindFLOW_EVENT_ENDED  heddleFlowEventKind = 1
-	heddleFlowEventKindFLOW_EVENT_FAILED heddleFlowEventKind = 2
-	heddleFlowEventKindFLOW_EVENT_DENIED heddleFlowEventKind = 3
+	heddleFlowEventKindFLOW_EVENT_OPENED        heddleFlowEventKind = 0
+	heddleFlowEventKindFLOW_EVENT_ENDED         heddleFlowEventKind = 1
+	heddleFlowEventKindFLOW_EVENT_FAILED        heddleFlowEventKind = 2
+	heddleFlowEventKindFLOW_EVENT_DENIED        heddleFlowEventKind = 3
+	heddleFlowEventKindFLOW_EVENT_PACKET_PASSED heddleFlowEventKind = 4
+	heddleFlowEventKindFLOW_EVENT_PACKET_DENIED heddleFlowEventKind = 5
 )
 
 type heddleFlowId struct {
@@ -343,7 +352,8 @@ const (
 	heddleHeddleReasonREASON_ROUTE_SIZE                 heddleHeddleReason = 85
 	heddleHeddleReasonREASON_ROUTE_LIMIT                heddleHeddleReason = 86
 	heddleHeddleReasonREASON_ROUTE_INTERCEPTED          heddleHeddleReason = 87
-	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 88
+	heddleHeddleReasonREASON_LOST_PACKET_EVENT          heddleHeddleReason = 88
+	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 89
 )
 
 type heddleHeddleVerdict uint32
@@ -696,6 +706,7 @@ const (
 	heddleMapEndpointByAddr        = "endpoint_by_addr"
 	heddleMapEndpointById          = "endpoint_by_id"
 	heddleMapEndpointByIfindex     = "endpoint_by_ifindex"
+	heddleMapEventShares           = "event_shares"
 	heddleMapFilterScratch         = "filter_scratch"
 	heddleMapFlowByWire            = "flow_by_wire"
 	heddleMapFlowEvents            = "flow_events"
@@ -931,6 +942,7 @@ type heddleMapSpecs struct {
 	EndpointByAddr      *ebpf.MapSpec `ebpf:"endpoint_by_addr"`
 	EndpointById        *ebpf.MapSpec `ebpf:"endpoint_by_id"`
 	EndpointByIfindex   *ebpf.MapSpec `ebpf:"endpoint_by_ifindex"`
+	EventShares         *ebpf.MapSpec `ebpf:"event_shares"`
 	FilterScratch       *ebpf.MapSpec `ebpf:"filter_scratch"`
 	FlowByWire          *ebpf.MapSpec `ebpf:"flow_by_wire"`
 	FlowEvents          *ebpf.MapSpec `ebpf:"flow_events"`
@@ -1060,6 +1072,7 @@ type heddleMaps struct {
 	EndpointByAddr      *ebpf.Map `ebpf:"endpoint_by_addr"`
 	EndpointById        *ebpf.Map `ebpf:"endpoint_by_id"`
 	EndpointByIfindex   *ebpf.Map `ebpf:"endpoint_by_ifindex"`
+	EventShares         *ebpf.Map `ebpf:"event_shares"`
 	FilterScratch       *ebpf.Map `ebpf:"filter_scratch"`
 	FlowByWire          *ebpf.Map `ebpf:"flow_by_wire"`
 	FlowEvents          *ebpf.Map `ebpf:"flow_events"`
@@ -1110,6 +1123,7 @@ func (m *heddleMaps) Close() error {
 		m.EndpointByAddr,
 		m.EndpointById,
 		m.EndpointByIfindex,
+		m.EventShares,
 		m.FilterScratch,
 		m.FlowByWire,
 		m.FlowEvents,

@@ -180,6 +180,8 @@ var Reasons = []model.Reason{
 		Remedy: "nothing"},
 	{Name: "route_intercepted", Kind: model.KindPath, Help: "packets of TCP between containers that this node's stack routed: of a process of an intercepted container that has a socket of the container's own",
 		Remedy: "nothing"},
+	{Name: "lost_packet_event", Kind: model.KindLost, Help: "packet that policy stopped, or the first of a flow, that `heddle observe` does not tell of: of its sender it has told of 32 in that second",
+		Remedy: "nothing: they are a sample; many: a container that scans, or floods"},
 }
 
 // String gives the reason's name.

@@ -9,7 +9,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::mem::swap;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
@@ -67,7 +67,10 @@ impl Place {
         if waits {
             self.waiting.fetch_sub(1, Ordering::Relaxed);
         }
-        hollow.worker = Arc::clone(worker);
+        // Mostly it was this thread that put it down, and counting costs as much as the lock.
+        if !Arc::ptr_eq(&hollow.worker, worker) {
+            hollow.worker = Arc::clone(worker);
+        }
     }
 
     /// Puts the baton down.
@@ -173,9 +176,10 @@ pub(crate) struct Watch {
 impl Watch {
     /// A copy begins or ends.
     fn count(&self, worker: &Worker) {
+        // Counted before it is looked, as the watch says that it rests before it looks at the
+        // count: one of the two sees the other. A fence would cost as much as the lock once more.
         worker.copies.fetch_add(1, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
-        if self.rests.load(Ordering::Relaxed) && self.rests.swap(false, Ordering::SeqCst) {
+        if self.rests.load(Ordering::SeqCst) && self.rests.swap(false, Ordering::SeqCst) {
             let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(thread) = &*thread {
                 thread.unpark();
@@ -223,7 +227,6 @@ impl Watch {
             seen = now;
             if idle >= LOOKS_IDLE && now & 1 == 0 {
                 self.rests.store(true, Ordering::SeqCst);
-                fence(Ordering::SeqCst);
                 while worker.copies.load(Ordering::SeqCst) == now
                     && self.rests.load(Ordering::SeqCst)
                 {

@@ -68,7 +68,7 @@ help:
 	@echo "make test-docs  what the pages of docs/howto have their readers type, all of it, on hosts made for it (root; some minutes)"
 	@echo "make test-upgrade  agents replaced by these under load, from a build of commit REV (root)"
 	@echo "make test-nodes  an etcd cluster's and nodes' ends, for minutes; an etcd restored from a snapshot (root)"
-	@echo "make test-attack, test-bench, test-engines, test-lifecycle, test-paths, test-policy, test-programs, test-sockets, test-stacks  scenarios of a theme (root)"
+	@echo "make test-attack, test-bench, test-engines, test-lifecycle, test-paths, test-policy, test-programs, test-sockets, test-stacks, test-underlay6  scenarios of a theme (root)"
 	@echo "make test-lab, test-unit, test-suites, test-rust  all scenarios; packages; suites of others; Rust. RUN=^TestPaths for some of a part"
 	@echo "make soak    random socket programs in overlay and heddle mode, for SOAK=10m; STACK=netstack for those on a stack module (root)"
 	@echo "make chaos   agents, fd keepers, runtimes and plugins killed under load, for CHAOS=5m; SEED to repeat (root)"
@@ -297,7 +297,7 @@ conformance: need-root build conformance-packages
 # A program with the race detector sleeps for a second before it ends, and many tests run themselves as other programs:
 # 20 ms are enough for reports of the last moment.
 RETRY  := --rerun-fails=1 --rerun-fails-max-failures=10
-THEMES := attack lifecycle paths engines policy sockets stacks programs bench
+THEMES := attack lifecycle paths engines policy sockets stacks programs underlay6 bench
 PARTS  := lab unit suites
 # RUN, if given, says which tests: test-lab RUN=^TestPaths. A package without any of them brings no lab up.
 RUN    :=

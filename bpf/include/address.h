@@ -49,6 +49,14 @@ static __always_inline void set_loopback(struct address *a, bool v6, __be32 v4)
 		set_mapped(a, v4);
 }
 
+static __always_inline void set_words(struct address *a, const __be32 *words)
+{
+	a->word[0] = words[0];
+	a->word[1] = words[1];
+	a->word[2] = words[2];
+	a->word[3] = words[3];
+}
+
 /* These compare all words at once: with a branch for each, the verifier has so many more states to
  * go on from. */
 static __always_inline bool is_mapped(const struct address *a)
@@ -148,6 +156,28 @@ static __always_inline bool is_overlay6(const struct address *a)
 {
 	return has_overlay6() && ((a->word[0] ^ config_prefix6[0]) | (a->word[1] ^ config_prefix6[1]) |
 	                          (a->word[2] ^ config_prefix6[2])) == 0;
+}
+
+/* Whether the underlay is IPv6: then nodes have an inner IPv4 address each, and what their sockets
+ * send to these is translated (tc/wire.h). */
+static __always_inline bool is_translated(void)
+{
+	return (config_outer[0] | config_outer[1] | config_outer[2] | config_outer[3]) != 0;
+}
+
+static __always_inline void set_outer(struct address *a)
+{
+	a->word[0] = config_outer[0];
+	a->word[1] = config_outer[1];
+	a->word[2] = config_outer[2];
+	a->word[3] = config_outer[3];
+}
+
+/* Whether these are the words of this node's IPv6 address on the underlay. */
+static __always_inline bool is_outer(const __be32 *words)
+{
+	return ((words[0] ^ config_outer[0]) | (words[1] ^ config_outer[1]) | (words[2] ^ config_outer[2]) |
+	        (words[3] ^ config_outer[3])) == 0;
 }
 
 static __always_inline bool is_link_local6(const struct address *a)

@@ -57,6 +57,12 @@ const volatile __u32 config_overlay_ifindex = 0;
 const volatile __u8 config_vtep[6] = {0};
 /* The underlay's device has no Ethernet header: what comes and leaves there begins with IP. */
 const volatile __u32 config_underlay_raw = 0;
+/* config_underlay is an inner address, which nothing has on the network that joins the nodes: what
+ * is for it comes by config_underlay_ifindex only. */
+const volatile __u32 config_underlay_inner = 0;
+/* On an IPv6 underlay: this node's address there, and its device. All 0 on another. */
+const volatile __be32 config_outer[4] = {0};
+const volatile __u32 config_outer_ifindex = 0;
 /* The agent's process, in the initial PID namespace, if programs at socket options may look for
  * threads (bpf_task_from_pid); 0: they may not. */
 const volatile __u32 config_agent = 0;

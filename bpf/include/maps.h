@@ -20,6 +20,7 @@
 #include "include/abi/service.h"
 #include "include/abi/stack.h"
 #include "include/abi/stack_settings.h"
+#include "include/abi/underlay.h"
 #include "include/tag.h"
 
 /* A hash of which entries take memory as they come, and one that is full from the beginning and
@@ -82,6 +83,10 @@ HASH(vtep_by_underlay, struct address, struct vtep, 16384);
  * goes between them needs the node's stack. Written and read by tc/redirect.h. LRU: as many as
  * containers have peers by such services, and a packet of each brings it back. */
 LRU_HASH(translated_pairs, struct address_pair, __u32, 65536);
+/* The same by what they are called within nodes and, on an IPv6 underlay, by their addresses there;
+ * empty on another. Written by the agent. 16,384 nodes. */
+HASH(mapped_by_inner, __be32, struct mapped_node, 16384);
+HASH(mapped_by_outer, struct address, struct mapped_node, 16384);
 
 /* Direct connections not yet accepted, relayed ones, and those from a container's own namespace to
  * a listener of the same node that are not yet accepted (keyed by overlay addresses). Written here.

@@ -307,6 +307,72 @@ static __always_inline bool inner_source_of(struct __sk_buff *skb, __u32 offset,
 	return from && from->underlay.word[3] == sender;
 }
 
+#define OVERLAY6_HEADERS 4 /* before UDP; nodes send none */
+
+/* Finds UDP in the IPv6 packet with header h, behind extension headers: where it begins, *offset,
+ * and whether it is in a first fragment. False: there is none, or it is in a later fragment. More
+ * headers than that are taken for a UDP header that is not there. */
+static __always_inline bool find_udp6(struct __sk_buff *skb, const struct ip6hdr_ *h, __u32 *offset,
+                                      bool *first)
+{
+	__u8 next = h->next_header, head[4];
+	__u32 at = ETH_HLEN + sizeof(*h);
+	int i;
+
+	for (i = 0; i < OVERLAY6_HEADERS; i++) {
+		if (next == IPPROTO_UDP_)
+			break;
+		if (next != NEXTHDR_HOP_ && next != NEXTHDR_ROUTING_ && next != NEXTHDR_DEST_ &&
+		    next != NEXTHDR_FRAGMENT_ && next != NEXTHDR_AUTH_)
+			return false;
+		if (bpf_skb_load_bytes(skb, at, head, sizeof(head)))
+			return false;
+		if (next == NEXTHDR_FRAGMENT_) {
+			if (head[2] || head[3] & 0xf8)
+				return false;
+			*first = head[3] & 1;
+			at += 8;
+		} else {
+			at += next == NEXTHDR_AUTH_ ? (head[1] + 2) * 4 : (head[1] + 1) * 8;
+		}
+		next = head[0];
+	}
+	*offset = at;
+	return true;
+}
+
+/* refuse_overlay for an IPv6 underlay. */
+static __noinline __u32 refuse_overlay6(struct __sk_buff *skb)
+{
+	struct vxlanhdr_ vxlan = {};
+	struct mapped_node *node;
+	struct address sender;
+	struct udphdr_ udp;
+	struct ip6hdr_ h;
+	bool first = false;
+	__u32 offset = 0;
+
+	if (skb->protocol != bpf_htons(ETH_P_IPV6) || bpf_skb_load_bytes(skb, ETH_HLEN, &h, sizeof(h)))
+		return REASON_NONE;
+	if (!is_outer(h.daddr) || !find_udp6(skb, &h, &offset, &first))
+		return REASON_NONE;
+	if (bpf_skb_load_bytes(skb, offset, &udp, sizeof(udp)) || udp.dest != bpf_htons(config_vxlan_port))
+		return REASON_NONE;
+	offset += sizeof(udp);
+	if (first && bpf_ntohs(h.payload_len) + ETH_HLEN + sizeof(h) <
+	                     offset + sizeof(vxlan) + ETH_HLEN + sizeof(struct ip6hdr_))
+		return REASON_DROP_OVERLAY_SOURCE;
+	if (bpf_skb_load_bytes(skb, offset, &vxlan, sizeof(vxlan)) || bpf_ntohl(vxlan.vni) >> 8 != config_vni)
+		return REASON_NONE;
+	set_words(&sender, h.saddr);
+	node = bpf_map_lookup_elem(&mapped_by_outer, &sender);
+	if (!node)
+		return REASON_DROP_OVERLAY_STRANGER;
+	return inner_source_of(skb, offset + sizeof(vxlan) + ETH_HLEN, node->inner)
+	               ? REASON_NONE
+	               : REASON_DROP_OVERLAY_SOURCE;
+}
+
 /* Why a packet that arrives on the underlay may not be taken for the overlay's; REASON_NONE if it
  * may, or is nothing of the kind. A first fragment shows all that is looked at; the others lead
  * nowhere without it. */
@@ -322,6 +388,8 @@ static __noinline __u32 refuse_overlay(struct __sk_buff *skb)
 		return REASON_NONE;
 	if (hides_in_vlan(skb))
 		return REASON_DROP_NOT_IP;
+	if (is_translated())
+		return refuse_overlay6(skb);
 	if (skb->protocol != bpf_htons(ETH_P_IP) || bpf_skb_load_bytes(skb, ETH_HLEN, &h, sizeof(h)))
 		return REASON_NONE;
 	if (h.protocol != IPPROTO_UDP_ || h.daddr != config_underlay || h.frag_off & bpf_htons(IP_OFFSET_))

@@ -81,14 +81,19 @@ static __always_inline int from_own(struct __sk_buff *skb, const struct packet *
 /* Whether a packet is for a direct port of a node. */
 static __noinline bool is_direct_port(const struct packet *p)
 {
+	struct mapped_node *outer;
 	struct address dst;
 	struct route *node;
 	__u16 port;
 
-	if (!p || p->ipv6)
+	if (!p)
 		return false;
-	set_mapped(&dst, p->ip.daddr);
 	port = bpf_ntohs(p->tcp.dest);
+	if (p->ipv6) {
+		outer = is_translated() ? bpf_map_lookup_elem(&mapped_by_outer, &p->dst6) : NULL;
+		return outer && port >= outer->port_first && port <= outer->port_last;
+	}
+	set_mapped(&dst, p->ip.daddr);
 	node = bpf_map_lookup_elem(&node_by_underlay, &dst);
 	return node && port >= node->port_first && port <= node->port_last;
 }

@@ -14,6 +14,7 @@
 #include "include/protection.h"
 #include "include/route.h"
 #include "tc/packet.h"
+#include "tc/wire.h"
 
 #define LIMIT_HANDLE     0x48640000 /* of the HTB qdisc */
 #define LIMIT_SLOT_TRIES 8
@@ -172,15 +173,16 @@ static __always_inline void mark(struct __sk_buff *skb, const struct packet *p, 
 static __noinline int mark_outer(struct __sk_buff *skb)
 {
 	const __u32 ip = config_underlay_raw ? 0 : ETH_HLEN;
-	const __u32 inner = ip + sizeof(struct iphdr_) + 8 /* UDP */ + 8 /* VXLAN */ + ETH_HLEN;
+	const __u32 udp = ip + (is_translated() ? sizeof(struct ip6hdr_) : sizeof(struct iphdr_));
+	const __u32 inner = udp + 8 /* UDP */ + 8 /* VXLAN */ + ETH_HLEN;
 	struct endpoint *ep;
 	struct limit *l;
 	__be16 port;
 	__u8 version;
 	__be32 src;
 
-	if (bpf_skb_load_bytes(skb, ip + sizeof(struct iphdr_) + 2, &port, sizeof(port)) ||
-	    port != bpf_htons(config_vxlan_port) || bpf_skb_load_bytes(skb, inner, &version, 1))
+	if (bpf_skb_load_bytes(skb, udp + 2, &port, sizeof(port)) || port != bpf_htons(config_vxlan_port) ||
+	    bpf_skb_load_bytes(skb, inner, &version, 1))
 		return 0;
 	/* Of IPv6: the last word of the source, which is the IPv4 address that it embeds. */
 	if (bpf_skb_load_bytes(skb, inner + (version >> 4 == 6 ? 20 : 12), &src, sizeof(src)))
@@ -188,7 +190,7 @@ static __noinline int mark_outer(struct __sk_buff *skb)
 	ep = endpoint_at(src);
 	l = ep ? limit_of(ep->id) : NULL;
 	if (l && l->flags & LIMIT_DSCP)
-		set_dscp(skb, ip, false, l->dscp);
+		set_dscp(skb, ip, is_translated(), l->dscp);
 	return 0;
 }
 
@@ -245,9 +247,12 @@ int limit_out(struct __sk_buff *skb)
 
 	if (config_underlay_raw && ifindex == config_underlay_ifindex)
 		ip = 0;
-	kind = read_packet_at(skb, &p, ip);
+	kind = is_translated() && ifindex == config_outer_ifindex ? read_wire(skb, &p)
+	                                                          : read_packet_at(skb, &p, ip);
 	if (kind == PACKET_OTHER)
 		return 0;
+	if (kind == PACKET_OVERLAY)
+		return mark_outer(skb);
 	if (ifindex == config_underlay_ifindex && !p.ipv6 && p.ip.protocol == IPPROTO_UDP_ &&
 	    p.ip.saddr == config_underlay) {
 		mark_outer(skb);

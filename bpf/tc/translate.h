@@ -35,10 +35,10 @@ static __always_inline int replace_ports(struct __sk_buff *skb, const struct pac
 	return 0;
 }
 
-/* Makes the IPv4 packet p an IPv6 one from src to dst, with to's ports. */
-static __always_inline int translate_between(struct __sk_buff *skb, const struct packet *p,
-                                             const struct flow_key *to, const struct address *src,
-                                             const struct address *dst)
+/* Gives the IPv4 packet p a header of IPv6, from src to dst. The pseudo header of its TCP checksum
+ * changes by diff. */
+static __always_inline int become_ipv6(struct __sk_buff *skb, const struct packet *p,
+                                       const struct address *src, const struct address *dst, __s64 *diff)
 {
 	__be16 proto = bpf_htons(ETH_P_IPV6);
 	__be32 before[2] = {p->ip.saddr, p->ip.daddr};
@@ -55,41 +55,68 @@ static __always_inline int translate_between(struct __sk_buff *skb, const struct
 		h.saddr[i] = src->word[i];
 		h.daddr[i] = dst->word[i];
 	}
+	*diff = bpf_csum_diff(before, sizeof(before), h.saddr, sizeof(h.saddr) * 2, 0);
 	if (bpf_skb_change_proto(skb, proto, 0) ||
 	    bpf_skb_store_bytes(skb, ETH_PROTO_OFFSET, &proto, sizeof(proto), 0) ||
 	    bpf_skb_store_bytes(skb, ETH_HLEN, &h, sizeof(h), 0))
 		return -1;
-	return replace_ports(skb, p, to, IPV6_TCP_OFFSET,
-	                     bpf_csum_diff(before, sizeof(before), h.saddr, sizeof(h.saddr) * 2, 0));
+	/* A sum over the whole packet, if the device gave one, has the new header as well: that of the
+	 * old one was 0. It fails where there is none. */
+	bpf_csum_update(skb, bpf_csum_diff(NULL, 0, (__be32 *)&h, sizeof(h), 0));
+	return 0;
+}
+
+/* Makes the IPv4 packet p an IPv6 one from src to dst, with to's ports. */
+static __always_inline int translate_between(struct __sk_buff *skb, const struct packet *p,
+                                             const struct flow_key *to, const struct address *src,
+                                             const struct address *dst)
+{
+	__s64 diff;
+
+	if (become_ipv6(skb, p, src, dst, &diff))
+		return -1;
+	return replace_ports(skb, p, to, IPV6_TCP_OFFSET, diff);
+}
+
+/* Gives an IPv6 packet, whose header is old, one of IPv4 from saddr to daddr. The pseudo header of
+ * its TCP checksum changes by diff. */
+static __always_inline int become_ipv4(struct __sk_buff *skb, const struct ip6hdr_ *old, __be32 saddr,
+                                       __be32 daddr, __s64 *diff)
+{
+	__be16 proto = bpf_htons(ETH_P_IP);
+	__be32 addresses[2] = {saddr, daddr};
+	__s64 whole = bpf_csum_diff((__be32 *)old, sizeof(*old), NULL, 0, 0);
+	struct iphdr_ h = {};
+
+	h.version_ihl = 0x45;
+	h.tos = (__u8)(bpf_ntohl(old->version_class_flow) >> 20);
+	h.tot_len = bpf_htons(bpf_ntohs(old->payload_len) + sizeof(h));
+	h.frag_off = IP_DF;
+	h.ttl = old->hop_limit;
+	h.protocol = IPPROTO_TCP_;
+	h.saddr = saddr;
+	h.daddr = daddr;
+	h.check = fold_checksum(bpf_csum_diff(NULL, 0, (__be32 *)&h, sizeof(h), 0));
+	*diff = bpf_csum_diff((__be32 *)old->saddr, sizeof(old->saddr) * 2, addresses, sizeof(addresses), 0);
+	if (bpf_skb_change_proto(skb, proto, 0) ||
+	    bpf_skb_store_bytes(skb, ETH_PROTO_OFFSET, &proto, sizeof(proto), 0) ||
+	    bpf_skb_store_bytes(skb, ETH_HLEN, &h, sizeof(h), 0))
+		return -1;
+	bpf_csum_update(skb, whole); /* without the old header, as in become_ipv6 */
+	return 0;
 }
 
 /* Makes the IPv6 packet p an IPv4 one from to->saddr to to->daddr. */
 static __always_inline int translate_to_ipv4(struct __sk_buff *skb, const struct packet *p,
                                              const struct flow_key *to)
 {
-	__be16 proto = bpf_htons(ETH_P_IP);
-	struct iphdr_ h = {};
 	struct ip6hdr_ old;
-	__be32 addresses[2] = {to->saddr, to->daddr};
+	__s64 diff;
 
-	if (bpf_skb_load_bytes(skb, ETH_HLEN, &old, sizeof(old)))
+	if (bpf_skb_load_bytes(skb, ETH_HLEN, &old, sizeof(old)) ||
+	    become_ipv4(skb, &old, to->saddr, to->daddr, &diff))
 		return -1;
-	h.version_ihl = 0x45;
-	h.tos = (__u8)(bpf_ntohl(old.version_class_flow) >> 20);
-	h.tot_len = bpf_htons(bpf_ntohs(old.payload_len) + sizeof(h));
-	h.frag_off = IP_DF;
-	h.ttl = old.hop_limit;
-	h.protocol = IPPROTO_TCP_;
-	h.saddr = to->saddr;
-	h.daddr = to->daddr;
-	h.check = fold_checksum(bpf_csum_diff(NULL, 0, (__be32 *)&h, sizeof(h), 0));
-	if (bpf_skb_change_proto(skb, proto, 0) ||
-	    bpf_skb_store_bytes(skb, ETH_PROTO_OFFSET, &proto, sizeof(proto), 0) ||
-	    bpf_skb_store_bytes(skb, ETH_HLEN, &h, sizeof(h), 0))
-		return -1;
-	return replace_ports(
-	        skb, p, to, IPV4_TCP_OFFSET,
-	        bpf_csum_diff(old.saddr, sizeof(old.saddr) * 2, addresses, sizeof(addresses), 0));
+	return replace_ports(skb, p, to, IPV4_TCP_OFFSET, diff);
 }
 
 #define IP_CHECK_OFFSET (ETH_HLEN + 10)

@@ -14,6 +14,7 @@
 #include "tc/probe.h"
 #include "tc/relay.h"
 #include "tc/steer.h"
+#include "tc/wire.h"
 
 /* What the underlay device brings for an overlay address, if it is for one: of a host outside. With
  * policy not only SYNs: the last ACK of a handshake may come when the rules are others, with data
@@ -72,9 +73,14 @@ static __always_inline int from_underlay_verdict(struct __sk_buff *skb)
 	__u32 reason;
 	int kind;
 
+	if (is_translated() && skb->ifindex == config_outer_ifindex) {
+		kind = from_wire(skb);
+		if (kind != NOT_OF_NODES)
+			return kind;
+	}
 	kind = read_packet(skb, &p);
 	/* nftables sees to other devices; here nothing of it is to be remembered. */
-	if (config_underlay_raw && skb->ifindex != config_underlay_ifindex && kind != PACKET_OTHER &&
+	if (config_underlay_inner && skb->ifindex != config_underlay_ifindex && kind != PACKET_OTHER &&
 	    p.ip.daddr == config_underlay)
 		return drop(REASON_DROP_PLAIN);
 	if (kind != PACKET_TCP) {
@@ -107,11 +113,19 @@ static __always_inline int add_header(struct __sk_buff *skb)
 	return bpf_skb_change_head(skb, ETH_HLEN, 0);
 }
 
-/* Also on the device of the outer addresses, if the node encrypts: hosts outside come by that. */
+/* Also on the device of the outer addresses, if the node has an inner one: hosts outside come by
+ * that, and what is translated. */
 SEC("tc")
 int from_underlay(struct __sk_buff *skb)
 {
 	if (add_header(skb))
 		return TC_ACT_SHOT;
 	return or_next_filter(from_underlay_verdict(skb));
+}
+
+/* Egress of the device by which inner addresses are reached on an IPv6 underlay. */
+SEC("tc")
+int to_wire(struct __sk_buff *skb)
+{
+	return is_translated() ? to_wire_verdict(skb) : drop(REASON_DROP_UNTRANSLATED);
 }

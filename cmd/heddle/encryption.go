@@ -164,7 +164,11 @@ func leftOutText(why model.PlainReason) string {
 	case model.SelfPlain:
 		return "it encrypts: start this agent with --encrypt wireguard, too"
 	case model.OtherPrefix:
-		return "its inner addresses are others: give all nodes the same --encrypt-prefix"
+		return "its inner addresses are others: give all nodes the same --encrypt-prefix (or, without encryption, --inner-prefix)"
+	case model.PeerFamily:
+		return "its underlay address is IPv4, this node's IPv6: give all nodes' agents an --underlay of one family"
+	case model.SelfFamily:
+		return "its underlay address is IPv6, this node's IPv4: give all nodes' agents an --underlay of one family"
 	case model.SameKey:
 		return "another node has its key: a state directory was copied; remove wireguard.key there and restart its agent"
 	case model.SameEndpoint:

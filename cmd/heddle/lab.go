@@ -46,6 +46,7 @@ func newLabUpCmd(name *string) *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&size.Prefix6, "prefix6", "", "IPv6 prefix of the lab's overlay, 96 bits, or 'none' (default one made of the network's id)")
+	cmd.Flags().StringVar(&size.Underlay, "underlay", "", "addresses by which the nodes of a new lab reach each other: 'ipv4' or 'ipv6' (default ipv4)")
 	// 0 stands for "as the lab is, or 2".
 	cmd.Flags().StringArrayVar(&size.AgentArgs, "agent-arg", nil, "argument for the agents that are started now, as --agent-arg=--endpoint-sockets=100; may be repeated")
 	cmd.Flags().IntVar(&size.Nodes, "nodes", 0, "number of nodes: n1, n2 ... (default 2)")

@@ -15,6 +15,7 @@ const (
 	encryptWireGuard     = "wireguard"
 	defaultEncryptPort   = 51872
 	defaultEncryptPrefix = "100.72.0.0/16"
+	defaultInnerPrefix   = "100.73.0.0/16" // another, so that a network can be switched to encryption
 )
 
 func (f *flags) registerEncryption(p *pflag.FlagSet) {

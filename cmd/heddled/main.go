@@ -119,14 +119,15 @@ type flags struct {
 	rdmaDevice                                              string
 	rdmaOutside                                             []string
 	stackDrain                                              time.Duration
-	encrypt, encryptPrefix                                  string
+	encrypt, encryptPrefix, innerPrefix                     string
 }
 
 func (f *flags) register(cmd *cobra.Command) {
 	hostname, _ := os.Hostname()
 	p := cmd.Flags()
 	p.StringVar(&f.name, "node", hostname, "name of this node in the network: a-z, 0-9 and '-'")
-	p.StringVar(&f.underlay, "underlay", "", "address other nodes reach this node by (required)")
+	p.StringVar(&f.underlay, "underlay", "", "address other nodes reach this node by, IPv4 or IPv6, of one family on all nodes (required)")
+	p.StringVar(&f.innerPrefix, "inner-prefix", defaultInnerPrefix, "IPv4 prefix of the addresses by which nodes with IPv6 addresses are known to sockets, the same on all nodes; in use nowhere else")
 	p.StringVar(&f.directPorts, "direct-ports", model.DefaultDirectPorts.String(), "TCP ports this node takes direct connections on")
 	f.registerEncryption(p)
 	p.Uint16Var(&f.networkID, "network-id", uint16(store.DefaultNetworkID), "id of the network, 1..4095")
@@ -191,8 +192,8 @@ func (f *flags) config() (node.Config, error) {
 			return cfg, fmt.Errorf("--cgroup %s: %w", delegatedCgroup, err)
 		}
 	}
-	if cfg.Underlay, err = netip.ParseAddr(f.underlay); err != nil {
-		return cfg, fmt.Errorf("--underlay %q: give the address other nodes reach this node by", f.underlay)
+	if err := f.setUnderlay(&cfg); err != nil {
+		return cfg, err
 	}
 	if cfg.DirectPorts, err = model.ParsePortRange(f.directPorts); err != nil {
 		return cfg, fmt.Errorf("--direct-ports: %w", err)
@@ -261,6 +262,21 @@ func (f *flags) config() (node.Config, error) {
 	}
 	cfg.Log, err = logform.New(os.Stderr, f.logLevel, f.logFormat)
 	return cfg, err
+}
+
+// setUnderlay reads the node's address, and where its inner one is to be from if that is IPv6.
+func (f *flags) setUnderlay(cfg *node.Config) (err error) {
+	if cfg.Underlay, err = netip.ParseAddr(f.underlay); err != nil {
+		return fmt.Errorf("--underlay %q: give the address other nodes reach this node by", f.underlay)
+	}
+	if !cfg.Underlay.Is6() {
+		return nil
+	}
+	got, err := parsePrefixes("--inner-prefix", []string{f.innerPrefix})
+	if err == nil {
+		cfg.InnerPrefix = got[0]
+	}
+	return err
 }
 
 // setPrefix6 makes --prefix6 a wish: nothing, none or a prefix.

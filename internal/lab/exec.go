@@ -204,6 +204,8 @@ func (l Lab) Addr(containerName string, m Mode, f Family) (netip.Addr, error) {
 		return netip.Addr{}, fmt.Errorf("--family %d: want 4 or 6", f)
 	case f == IPv6 && s.Prefix6 == NoPrefix6:
 		return netip.Addr{}, fmt.Errorf("lab %s is IPv4-only: it was made with --prefix6 %s", l.name, NoPrefix6)
+	case m == ModeHost && f == IPv4 && s.Underlay == UnderlayIPv6:
+		return netip.Addr{}, fmt.Errorf("lab %s has no IPv4 underlay: it was made with --underlay %s; ask for --family 6", l.name, UnderlayIPv6)
 	case m == ModeHost && f == IPv6:
 		return s.underlay6(s.nodeHost(c.node)), nil
 	case m == ModeHost:

@@ -76,6 +76,12 @@ const (
 	IPv6 Family = 6
 )
 
+// Underlays of a lab: by what addresses its hosts reach each other.
+const (
+	UnderlayIPv4 = "ipv4" // IPv6 addresses are there for what containers send to the outside
+	UnderlayIPv6 = "ipv6" // there are no IPv4 addresses
+)
+
 // NoPrefix6 as Size.Prefix6 makes an IPv4-only lab.
 const NoPrefix6 = "none"
 
@@ -204,15 +210,26 @@ func (s State) underlay(host int) netip.Addr {
 	return netip.AddrFrom4([4]byte{172, 31, byte(underlayFirst + s.Index), byte(host)})
 }
 
-// underlay6 gives the IPv6 address on the fabric with host part host. The overlay does not use it:
-// it is for what containers send to the outside. The prefix is not one that a network may have by
-// default.
+// underlay6 gives the IPv6 address on the fabric with host part host. Unless the underlay is IPv6,
+// the overlay does not use it: it is for what containers send to the outside. The prefix is not one
+// that a network may have by default.
 func (s State) underlay6(host int) netip.Addr {
 	return netip.AddrFrom16([16]byte{0: 0xfd, 1: 0x48, 2: 0x65, 5: byte(underlayFirst + s.Index), 15: byte(host)})
 }
 
+// fabricAddr gives the address with host part host by which others on the fabric reach that host.
+func (s State) fabricAddr(host int) netip.Addr {
+	if s.Underlay == UnderlayIPv6 {
+		return s.underlay6(host)
+	}
+	return s.underlay(host)
+}
+
 // fabricAddrs gives the addresses on the fabric with host part host.
 func (s State) fabricAddrs(host int) []netip.Prefix {
+	if s.Underlay == UnderlayIPv6 {
+		return []netip.Prefix{netip.PrefixFrom(s.underlay6(host), underlay6Bits)}
+	}
 	addrs := []netip.Prefix{netip.PrefixFrom(s.underlay(host), underlayBits)}
 	if s.Prefix6 != NoPrefix6 {
 		addrs = append(addrs, netip.PrefixFrom(s.underlay6(host), underlay6Bits))
@@ -229,7 +246,7 @@ func (s State) memberHost(member string) int {
 }
 
 // nodeAddr gives a node's underlay address.
-func (s State) nodeAddr(node string) netip.Addr { return s.underlay(s.nodeHost(node)) }
+func (s State) nodeAddr(node string) netip.Addr { return s.fabricAddr(s.nodeHost(node)) }
 
 // outsideAddr is an address that is on no network the nodes are on: for connections that leave the
 // overlay.

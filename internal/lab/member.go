@@ -33,7 +33,7 @@ func (l Lab) storeDir() string { return filepath.Join(l.Dir(), "store") }
 func (l Lab) storeFiles() trust.ServerFiles { return trust.ServerFilesIn(l.storeDir()) }
 
 func (s State) memberURL(member string, port uint16) string {
-	return "https://" + netip.AddrPortFrom(s.underlay(s.memberHost(member)), port).String()
+	return "https://" + netip.AddrPortFrom(s.fabricAddr(s.memberHost(member)), port).String()
 }
 
 // memberURLs gives where the store members serve clients.
@@ -57,7 +57,7 @@ func (u *up) startMembers(ctx context.Context) error {
 	if _, err := os.Stat(u.lab.storeFiles().CertAndKey); errors.Is(err, os.ErrNotExist) {
 		var addrs []netip.Addr
 		for _, m := range u.state.members() {
-			addrs = append(addrs, u.state.underlay(u.state.memberHost(m)))
+			addrs = append(addrs, u.state.fabricAddr(u.state.memberHost(m)))
 		}
 		if _, err := authority.Server(addrs...); err != nil {
 			return err

@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -29,6 +30,8 @@ type State struct {
 	// Prefix6 is the network's IPv6 prefix as heddled takes it: "" for the default, NoPrefix6 or a
 	// prefix.
 	Prefix6 string `json:"prefix6,omitempty"`
+	// Underlay is UnderlayIPv6, or "" or UnderlayIPv4.
+	Underlay string `json:"underlay,omitempty"`
 	// StoreMembers is how many etcd servers the lab has beside its nodes; 0: the first node's agent
 	// has the store.
 	StoreMembers int `json:"store_members,omitempty"`
@@ -58,6 +61,8 @@ type Size struct {
 	NodeArgs map[string][]string
 	// Prefix6 is State.Prefix6.
 	Prefix6 string
+	// Underlay is State.Underlay.
+	Underlay string
 	// StoreMembers is State.StoreMembers.
 	StoreMembers int
 	// SocketPool, Guest, Stacks and Verbs are those of State, of a new lab.
@@ -78,6 +83,9 @@ func (z Size) validate() error {
 	}
 	if z.StoreMembers < 0 || z.StoreMembers > MaxStoreMembers {
 		return fmt.Errorf("--store-members %d: want 0 to %d", z.StoreMembers, MaxStoreMembers)
+	}
+	if z.Underlay != "" && z.Underlay != UnderlayIPv4 && z.Underlay != UnderlayIPv6 {
+		return fmt.Errorf("--underlay %q: want %s or %s", z.Underlay, UnderlayIPv4, UnderlayIPv6)
 	}
 	if z.Prefix6 == "" || z.Prefix6 == NoPrefix6 {
 		return nil
@@ -110,7 +118,7 @@ func (l Lab) Load() (State, error) {
 	if err := json.Unmarshal(data, &s); err != nil {
 		return State{}, fmt.Errorf("lab %s: %s: %w: remove the lab with `heddle lab down%s`", l.name, l.statePath(), err, l.flag())
 	}
-	if err := (Size{Nodes: s.Nodes, Containers: s.Containers, Prefix6: s.Prefix6, StoreMembers: s.StoreMembers}).validate(); err != nil || s.Name != l.name || s.Nodes*s.Containers == 0 || s.Index < 0 || s.Index >= maxLabs {
+	if err := (Size{Nodes: s.Nodes, Containers: s.Containers, Prefix6: s.Prefix6, Underlay: s.Underlay, StoreMembers: s.StoreMembers}).validate(); err != nil || s.Name != l.name || s.Nodes*s.Containers == 0 || s.Index < 0 || s.Index >= maxLabs {
 		return State{}, fmt.Errorf("lab %s: %s: not a lab's state: remove the lab with `heddle lab down%s`", l.name, l.statePath(), l.flag())
 	}
 	return s, nil
@@ -152,6 +160,9 @@ func (l Lab) prepare(size Size) (State, error) {
 		if size.Nodes != 0 && size.Nodes != s.Nodes || size.Containers != 0 && size.Containers != s.Containers {
 			return State{}, fmt.Errorf("lab %s has %d nodes with %d containers each: to change that, remove it first with `heddle lab down%s`", l.name, s.Nodes, s.Containers, l.flag())
 		}
+		if size.Underlay != "" && size.Underlay != cmp.Or(s.Underlay, UnderlayIPv4) {
+			return State{}, fmt.Errorf("lab %s has an underlay of %s: to change that, remove it first with `heddle lab down%s`", l.name, cmp.Or(s.Underlay, UnderlayIPv4), l.flag())
+		}
 		if size.Prefix6 != "" && size.Prefix6 != s.Prefix6 {
 			return State{}, fmt.Errorf("lab %s was made with --prefix6 %q: to change that, remove it first with `heddle lab down%s`", l.name, s.Prefix6, l.flag())
 		}
@@ -185,7 +196,7 @@ func (l Lab) prepare(size Size) (State, error) {
 		return State{}, fmt.Errorf("lab %s: %w", l.name, err)
 	}
 	s = State{Name: l.name, Index: index, Nodes: size.Nodes, Containers: size.Containers, Created: time.Now().UTC(),
-		Prefix6: size.Prefix6, StoreMembers: size.StoreMembers, SocketPool: size.SocketPool, Guest: size.Guest, Stacks: size.Stacks, Verbs: size.Verbs, VerbsSpinMicros: size.VerbsSpinMicros, Overlay: map[string]netip.Addr{}, Overlay6: map[string]netip.Addr{}}
+		Prefix6: size.Prefix6, Underlay: size.Underlay, StoreMembers: size.StoreMembers, SocketPool: size.SocketPool, Guest: size.Guest, Stacks: size.Stacks, Verbs: size.Verbs, VerbsSpinMicros: size.VerbsSpinMicros, Overlay: map[string]netip.Addr{}, Overlay6: map[string]netip.Addr{}}
 	return s, l.save(s)
 }
 

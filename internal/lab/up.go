@@ -201,7 +201,7 @@ func (u *up) setupHost(name string) error {
 		return err
 	}
 	return fabric.SetupHost(fabric.Host{
-		Addrs: u.state.fabricAddrs(u.state.nodeHost(name)), Gateway: u.state.underlay(outsideHost)})
+		Addrs: u.state.fabricAddrs(u.state.nodeHost(name)), Gateway: u.state.fabricAddr(outsideHost)})
 }
 
 // plug joins hosts to the fabric.

@@ -110,7 +110,7 @@ func sameMemory[T any](a, b []T) bool {
 
 // Equal reports whether two nodes are the same in everything.
 func (n *Node) Equal(m *Node) bool {
-	return n.Name == m.Name && n.Underlay == m.Underlay && n.WireGuard == m.WireGuard && n.VTEPMAC == m.VTEPMAC && n.ReadsSchema == m.ReadsSchema && n.Planes == m.Planes && n.PeerAPI == m.PeerAPI &&
+	return n.Name == m.Name && n.Underlay == m.Underlay && n.IPv6 == m.IPv6 && n.WireGuard == m.WireGuard && n.VTEPMAC == m.VTEPMAC && n.ReadsSchema == m.ReadsSchema && n.Planes == m.Planes && n.PeerAPI == m.PeerAPI &&
 		slices.Equal(n.Prefixes, m.Prefixes) && slices.Equal(n.Moved, m.Moved)
 }
 

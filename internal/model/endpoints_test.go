@@ -53,6 +53,7 @@ func TestNodeEqual(t *testing.T) {
 	base := Node{Name: "n", Prefixes: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}}
 	others := map[string]func(*Node){
 		"Name": func(n *Node) { n.Name = "m" }, "Underlay": func(n *Node) { n.Underlay = netip.MustParseAddr("192.0.2.1") },
+		"IPv6":      func(n *Node) { n.IPv6.Address = netip.MustParseAddr("fd00::1") },
 		"WireGuard": func(n *Node) { n.WireGuard.Key[0] = 1 },
 		"Prefixes":  func(n *Node) { n.Prefixes = nil }, "VTEPMAC": func(n *Node) { n.VTEPMAC = "x" },
 		"ReadsSchema": func(n *Node) { n.ReadsSchema = 2 }, "Planes": func(n *Node) { n.Planes.TCP.AnswersProbes = true },

@@ -87,8 +87,11 @@ func (r PortRange) String() string { return fmt.Sprintf("%d-%d", r.First, r.Last
 type Node struct {
 	// Name is unique in the network: a DNS label (a-z, 0-9, '-').
 	Name string `json:"name"`
-	// Underlay is the address other nodes reach this node by: an inner one if it encrypts.
+	// Underlay is the address other nodes reach this node by: an inner one if it encrypts, or if
+	// its address on the network that joins the nodes is IPv6.
 	Underlay netip.Addr `json:"underlay"`
+	// IPv6 is how it is reached by IPv6; the zero value: it is not, or it encrypts.
+	IPv6 IPv6Underlay `json:"ipv6_underlay,omitzero"`
 	// WireGuard is how it encrypts; the zero value: it does not.
 	WireGuard WireGuardNode `json:"wireguard,omitzero"`
 	// Prefixes are the IPv4 overlay prefixes whose addresses live on this node; disjoint from every

@@ -81,17 +81,7 @@ func (w WireGuardNode) Validate(inner netip.Addr) error {
 // Encrypts reports whether what is sent to the node's Underlay is encrypted.
 func (n Node) Encrypts() bool { return n.WireGuard != WireGuardNode{} }
 
-// Outer is the node's address on the network that joins the nodes. It is Underlay, unless the node
-// encrypts.
-func (n Node) Outer() netip.Addr {
-	if n.Encrypts() {
-		return n.WireGuard.Endpoint.Addr()
-	}
-	return n.Underlay
-}
-
-// PlainReason says why two nodes cannot send each other anything that both would have be encrypted
-// alike.
+// PlainReason says why two nodes do not send each other anything.
 type PlainReason string
 
 // The reasons.
@@ -101,6 +91,8 @@ const (
 	OtherPrefix  PlainReason = "other_prefix"  // their inner addresses are of different prefixes
 	SameKey      PlainReason = "same_key"      // they have the same key: one's state directory was copied
 	SameEndpoint PlainReason = "same_endpoint" // both say that they are at the same address
+	PeerFamily   PlainReason = "peer_family"   // the other's underlay is IPv4, this node's IPv6
+	SelfFamily   PlainReason = "self_family"   // the other way round
 )
 
 // Unfit says why self and peer cannot communicate, or "".
@@ -108,7 +100,7 @@ func (n Node) Unfit(peer Node) PlainReason {
 	a, b := n.WireGuard, peer.WireGuard
 	switch {
 	case !n.Encrypts() && !peer.Encrypts():
-		return ""
+		return n.unfitPlain(peer)
 	case !peer.Encrypts():
 		return PeerPlain
 	case !n.Encrypts():
@@ -118,6 +110,23 @@ func (n Node) Unfit(peer Node) PlainReason {
 	case a.Key == b.Key:
 		return SameKey
 	case a.Endpoint == b.Endpoint:
+		return SameEndpoint
+	}
+	return ""
+}
+
+// unfitPlain is Unfit for two nodes that do not encrypt.
+func (n Node) unfitPlain(peer Node) PlainReason {
+	switch {
+	case !n.Translated() && !peer.Translated():
+		return ""
+	case !peer.Translated():
+		return PeerFamily
+	case !n.Translated():
+		return SelfFamily
+	case n.IPv6.Prefix != peer.IPv6.Prefix:
+		return OtherPrefix
+	case n.IPv6.Address == peer.IPv6.Address:
 		return SameEndpoint
 	}
 	return ""

@@ -36,10 +36,10 @@ const (
 // fragments were put together, which connection tracking does.
 func (r ruleset) addGuards(nodes []netip.Addr, counts map[string]uint64) error {
 	set := &nftables.Set{Table: r.table, Name: knownNodes, KeyType: nftables.TypeIPAddr}
-	if r.cfg.Underlay.Is6() {
+	if r.cfg.vtep().Is6() {
 		set.KeyType = nftables.TypeIP6Addr
 	}
-	if err := r.c.AddSet(set, nodeElements(r.cfg.Underlay, nodes)); err != nil {
+	if err := r.c.AddSet(set, nodeElements(r.cfg.vtep(), nodes)); err != nil {
 		return fmt.Errorf("nftables set %s: %w", knownNodes, err)
 	}
 	for _, name := range []string{dropOverlayStranger, refuseStore, dropPlain} {
@@ -84,7 +84,7 @@ func (r ruleset) guarded(chain *nftables.Chain, guard string) {
 // device it comes.
 func overlayStrangerExprs(cfg NodeConfig, set *nftables.Set) []expr.Any {
 	offset, length := uint32(12), uint32(4)
-	if cfg.Underlay.Is6() {
+	if cfg.vtep().Is6() {
 		offset, length = 8, 16
 	}
 	return append(overlayMatch(cfg),
@@ -100,14 +100,14 @@ func overlayStrangerExprs(cfg NodeConfig, set *nftables.Set) []expr.Any {
 // the node's, if it has any, containers of other nodes could send: masqueraded, with their node's
 // address.
 func overlayElsewhereExprs(cfg NodeConfig) []expr.Any {
-	out := append(overlayMatch(cfg), addrMatch(netip.PrefixFrom(cfg.Underlay, cfg.Underlay.BitLen()), destination, expr.CmpOpNeq)...)
+	out := append(overlayMatch(cfg), addrMatch(netip.PrefixFrom(cfg.vtep(), cfg.vtep().BitLen()), destination, expr.CmpOpNeq)...)
 	return append(out, countAs(dropOverlayStranger), &expr.Verdict{Kind: expr.VerdictDrop})
 }
 
 // overlayMatch is "udp dport vxlan @th,96,24 vni", in the underlay's family.
 func overlayMatch(cfg NodeConfig) []expr.Any {
 	family := byte(unix.NFPROTO_IPV4)
-	if cfg.Underlay.Is6() {
+	if cfg.vtep().Is6() {
 		family = unix.NFPROTO_IPV6
 	}
 	return []expr.Any{

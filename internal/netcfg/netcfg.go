@@ -35,6 +35,11 @@ const (
 	DivertDevice = "heddle-hd0"
 	// divertPeer is the other end of DivertDevice's pair; it only has to be up.
 	divertPeer = "heddle-hd1"
+	// InnerDevice leads to the inner addresses of other nodes on an IPv6 underlay: a program
+	// translates what leaves by it.
+	InnerDevice = "heddle-in0"
+	// innerPeer is the other end of InnerDevice's pair; it only has to be up.
+	innerPeer = "heddle-in1"
 )
 
 // DivertMAC is the hardware address of DivertDevice: what a redirected packet must have as
@@ -42,6 +47,12 @@ const (
 const DivertMAC = "02:48:44:00:00:01"
 
 const divertPeerMAC = "02:48:44:00:00:02"
+
+// InnerMAC is the hardware address of InnerDevice: what arrives there after its translation has it
+// as destination.
+const InnerMAC = "02:48:44:00:00:03"
+
+const innerPeerMAC = "02:48:44:00:00:04"
 
 // DefaultVXLANPort is IANA's UDP port for VXLAN.
 const DefaultVXLANPort = 4789
@@ -66,10 +77,12 @@ const (
 type NodeConfig struct {
 	// Underlay is the node's address on the network that joins the nodes. Some device here has it.
 	Underlay netip.Addr
-	// Outer is set if Underlay is an inner address, of WireGuardDevice: then it is the node's
-	// address on that network, and Inner the prefix of all inner addresses.
-	Outer netip.Addr
-	Inner netip.Prefix
+	// Outer is set if Underlay is an inner address, of WireGuardDevice or, if Translated, of
+	// InnerDevice: then it is the node's address on that network, and Inner the prefix of all inner
+	// addresses.
+	Outer      netip.Addr
+	Inner      netip.Prefix
+	Translated bool
 	// Prefixes are the node's own overlay prefixes, one a family at most. With an IPv6 one,
 	// CheckIPv6 has found nothing amiss.
 	Prefixes []netip.Prefix
@@ -106,8 +119,11 @@ type NodeDevices struct {
 	UnderlayIfindex int
 	UnderlayName    string
 	// OuterIfindex is the device of the network that joins the nodes. It is UnderlayIfindex, unless
-	// the node encrypts.
+	// the node has an inner address.
 	OuterIfindex int
+	// Outer is the node's IPv6 address there, to and from which packets of UnderlayIfindex are
+	// translated; the zero Addr: they are not.
+	Outer netip.Addr
 	// OverlayIfindex is that of OverlayDevice. It changes when SetupNode had to make the device
 	// anew.
 	OverlayIfindex int
@@ -125,19 +141,30 @@ type NodeDevices struct {
 	Mark uint32
 }
 
-// Encrypted reports whether the underlay is WireGuard's device.
-func (c NodeConfig) Encrypted() bool { return c.Outer.IsValid() }
+// hasInner reports whether Underlay is an inner address.
+func (c NodeConfig) hasInner() bool { return c.Outer.IsValid() }
 
 // outer is the node's address on the network that joins the nodes.
 func (c NodeConfig) outer() netip.Addr {
-	if c.Encrypted() {
+	if c.hasInner() {
 		return c.Outer
 	}
 	return c.Underlay
 }
 
+// vtep is the address that VXLAN is sent from: encrypted if all is, and never translated.
+func (c NodeConfig) vtep() netip.Addr {
+	if c.Translated {
+		return c.Outer
+	}
+	return c.Underlay
+}
+
+// HasInner reports whether the underlay is a device of inner addresses, WireGuard's or InnerDevice.
+func (d NodeDevices) HasInner() bool { return d.OuterIfindex != d.UnderlayIfindex }
+
 // Encrypted reports whether the underlay is WireGuard's device, which has no Ethernet header.
-func (d NodeDevices) Encrypted() bool { return d.OuterIfindex != d.UnderlayIfindex }
+func (d NodeDevices) Encrypted() bool { return d.HasInner() && !d.Outer.IsValid() }
 
 // validate fills defaults and reports the first wrong field.
 func (c *NodeConfig) validate() error {

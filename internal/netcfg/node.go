@@ -34,7 +34,11 @@ func SetupNode(cfg NodeConfig) (NodeDevices, error) {
 	if err != nil {
 		return NodeDevices{}, err
 	}
-	overlay, err := setOverlayDevice(h, cfg, underlay)
+	below := underlay // VXLAN's
+	if cfg.Translated {
+		below = outer
+	}
+	overlay, err := setOverlayDevice(h, cfg, below)
 	if err != nil {
 		return NodeDevices{}, err
 	}
@@ -63,7 +67,12 @@ func SetupNode(cfg NodeConfig) (NodeDevices, error) {
 			return NodeDevices{}, err
 		}
 	}
+	translated := netip.Addr{}
+	if cfg.Translated {
+		translated = cfg.Outer
+	}
 	return NodeDevices{
+		Outer:           translated,
 		UnderlayIfindex: underlay.Attrs().Index,
 		UnderlayName:    underlay.Attrs().Name,
 		OuterIfindex:    outer.Attrs().Index,
@@ -131,10 +140,10 @@ func findUnderlay(h *netlink.Handle, want netip.Addr) (netlink.Link, error) {
 // cannot be changed is made anew.
 func setOverlayDevice(h *netlink.Handle, cfg NodeConfig, underlay netlink.Link) (_ netlink.Link, err error) {
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.MTU, attrs.HardwareAddr = OverlayDevice, overlayMTU(underlay, cfg.Underlay), vtepMAC(cfg.outer())
+	attrs.Name, attrs.MTU, attrs.HardwareAddr = OverlayDevice, overlayMTU(underlay, cfg.vtep()), vtepMAC(cfg.outer())
 	want := &netlink.Vxlan{
 		LinkAttrs: attrs, VxlanId: int(cfg.VNI), VtepDevIndex: underlay.Attrs().Index,
-		SrcAddr: cfg.Underlay.AsSlice(), Port: int(cfg.VXLANPort), Learning: false,
+		SrcAddr: cfg.vtep().AsSlice(), Port: int(cfg.VXLANPort), Learning: false,
 	}
 	have, err := findLink(h, OverlayDevice)
 	if err != nil {
@@ -242,10 +251,14 @@ func setDivertPair(h *netlink.Handle, addrs []netip.Addr) (netlink.Link, error) 
 	return divert, setAddrs(h, divert, addrs)
 }
 
-// addDivertPair adds the pair unless it is there. The kernel makes both ends at once, so one end
-// alone or with another hardware address is somebody else's.
 func addDivertPair(h *netlink.Handle) error {
-	macs := map[string]string{DivertDevice: DivertMAC, divertPeer: divertPeerMAC}
+	return addPair(h, DivertDevice, DivertMAC, divertPeer, divertPeerMAC)
+}
+
+// addPair adds a veth pair of Heddle's own unless it is there. The kernel makes both ends at once,
+// so one end alone or with another hardware address is somebody else's.
+func addPair(h *netlink.Handle, device, mac, peer, peerMAC string) error {
+	macs := map[string]string{device: mac, peer: peerMAC}
 	found := 0
 	for name, mac := range macs {
 		l, err := findLink(h, name)
@@ -264,11 +277,11 @@ func addDivertPair(h *netlink.Handle) error {
 		return nil
 	}
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.HardwareAddr = DivertDevice, mustMAC(DivertMAC)
+	attrs.Name, attrs.HardwareAddr = device, mustMAC(mac)
 	pair := netlink.NewVeth(attrs)
-	pair.PeerName, pair.PeerHardwareAddr = divertPeer, mustMAC(divertPeerMAC)
+	pair.PeerName, pair.PeerHardwareAddr = peer, mustMAC(peerMAC)
 	if err := h.LinkAdd(pair); err != nil {
-		return fmt.Errorf("add devices %s and %s: %w", DivertDevice, divertPeer, err)
+		return fmt.Errorf("add devices %s and %s: %w", device, peer, err)
 	}
 	return nil
 }
@@ -292,7 +305,7 @@ func setNodeRoutes(h *netlink.Handle, cfg NodeConfig) error {
 	want := map[routeKey]bool{}
 	// The same for mirror addresses, which must never follow the default route.
 	unreachable := append([]netip.Prefix{model.MirrorRange}, cfg.Prefixes...)
-	if cfg.Encrypted() {
+	if cfg.hasInner() {
 		// Nor may what is for a node that is not reached.
 		unreachable = append(unreachable, cfg.Pool...)
 	}

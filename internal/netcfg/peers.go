@@ -136,7 +136,7 @@ func (x *peerIndex) add(n model.Node) (string, error) {
 			return "", fmt.Errorf("prefix %v: overlaps %v of node %q", p, q, name)
 		}
 	}
-	x.macs[mac] = n.Underlay
+	x.macs[mac] = n.VTEP()
 	for _, p := range n.Prefixes {
 		x.prefixes.Add(p, n.Name)
 	}
@@ -158,7 +158,7 @@ func newPeers() *peers {
 
 // put adds what leads to node n, whose hardware address is mac.
 func (w *peers) put(devs NodeDevices, n model.Node, mac string) {
-	w.forwarding[mac] = n.Underlay
+	w.forwarding[mac] = n.VTEP()
 	for _, p := range n.Prefixes {
 		src := sameFamily(p.Addr(), devs.Gateways)
 		if !src.IsValid() {

@@ -10,12 +10,12 @@ import (
 // dropPlain counts what the rules of this file drop, named for the reason.
 const dropPlain = "drop_plain"
 
-// addPlainIn adds to chain, which all packets pass on their way in, what keeps others than
-// WireGuard's device from bringing packets for the node's inner address: the kernel would take them
-// for what the nodes that have the source's address sent. A node without encryption needs none of
+// addPlainIn adds to chain, which all packets pass on their way in, what keeps others than the
+// device of inner addresses from bringing packets for the node's: the kernel would take them for
+// what the nodes that have the source's address sent. A node without an inner address needs none of
 // it.
 func (r ruleset) addPlainIn(chain *nftables.Chain, underlay int) {
-	if !r.cfg.Encrypted() {
+	if !r.cfg.hasInner() {
 		return
 	}
 	own := netip.PrefixFrom(r.cfg.Underlay, r.cfg.Underlay.BitLen())
@@ -24,9 +24,9 @@ func (r ruleset) addPlainIn(chain *nftables.Chain, underlay int) {
 }
 
 // addPlainOut adds the chain that keeps what has an inner address from leaving by another device
-// than WireGuard's, whatever routes say: without that device, it would follow the default route.
+// than theirs, whatever routes say: without that device, it would follow the default route.
 func (r ruleset) addPlainOut(underlay int) {
-	if !r.cfg.Encrypted() {
+	if !r.cfg.hasInner() {
 		return
 	}
 	chain := r.base("plain-out", nftables.ChainTypeFilter, nftables.ChainHookPostrouting, *nftables.ChainPriorityRaw)

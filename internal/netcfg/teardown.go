@@ -55,7 +55,8 @@ func deleteOwnLinks(h *netlink.Handle, gone func(string, ...any)) error {
 		divert := l.Attrs().Name == DivertDevice && l.Attrs().HardwareAddr.String() == DivertMAC
 		shape := l.Attrs().Name == ShapeDevice && l.Attrs().HardwareAddr.String() == shapeMAC
 		encrypted := l.Attrs().Name == WireGuardDevice && l.Type() == "wireguard"
-		if endpoint || overlay || divert || shape || encrypted { // divertPeer goes with DivertDevice
+		inner := l.Attrs().Name == InnerDevice && l.Attrs().HardwareAddr.String() == InnerMAC
+		if endpoint || overlay || divert || shape || encrypted || inner { // the other ends of pairs go with them
 			errs = append(errs, deleteLink(h, l))
 			gone("device %s", l.Attrs().Name)
 		}

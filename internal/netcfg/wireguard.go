@@ -72,7 +72,7 @@ func SetWireGuard(w WireGuard) error {
 	if err != nil {
 		return err
 	}
-	if err := innerIsFree(h, link, w.Prefix); err != nil {
+	if err := innerIsFree(h, link, w.Prefix, "--encrypt-prefix"); err != nil {
 		return err
 	}
 	if err := errors.Join(quietIPv6(WireGuardDevice), setMTU(h, link, outer.Attrs().MTU-wireGuardOverhead)); err != nil {
@@ -94,7 +94,7 @@ func SetWireGuard(w WireGuard) error {
 	} else if err != nil {
 		return err
 	}
-	return setInner(h, link, netip.PrefixFrom(w.Inner, w.Prefix.Bits()))
+	return setInnerAddr(h, link, netip.PrefixFrom(w.Inner, w.Prefix.Bits()))
 }
 
 // wireGuardLink gives the device, which it makes unless it is there.
@@ -146,31 +146,32 @@ func tryWireGuard(h *netlink.Handle) error {
 }
 
 // innerIsFree reports whether some other device has an address in the prefix of inner addresses.
-func innerIsFree(h *netlink.Handle, own netlink.Link, prefix netip.Prefix) error {
+func innerIsFree(h *netlink.Handle, own netlink.Link, prefix netip.Prefix, flag string) error {
 	addrs, err := dump(func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_V4) })
 	if err != nil {
 		return fmt.Errorf("list addresses: %w", err)
 	}
 	for _, a := range addrs {
 		if p := fromIPNet(a.IPNet); a.LinkIndex != own.Attrs().Index && p.Overlaps(prefix) {
-			return fmt.Errorf("inner addresses %s: this host uses %s; choose another --encrypt-prefix, equal on all nodes", prefix, p)
+			return fmt.Errorf("inner addresses %s: this host uses %s; choose another %s, equal on all nodes", prefix, p, flag)
 		}
 	}
 	return nil
 }
 
-// setInner makes want the device's one address. Its prefix makes the route to all inner addresses.
-func setInner(h *netlink.Handle, link netlink.Link, want netip.Prefix) error {
+// setInnerAddr makes want the device's one address. Its prefix makes the route to all inner
+// addresses.
+func setInnerAddr(h *netlink.Handle, link netlink.Link, want netip.Prefix) error {
 	have, err := dump(func() ([]netlink.Addr, error) { return h.AddrList(link, netlink.FAMILY_ALL) })
 	if err != nil {
-		return fmt.Errorf("device %s: list addresses: %w", WireGuardDevice, err)
+		return fmt.Errorf("device %s: list addresses: %w", link.Attrs().Name, err)
 	}
 	found := false
 	for _, a := range have {
 		if p := fromIPNet(a.IPNet); p == want {
 			found = true
 		} else if err := h.AddrDel(link, &a); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
-			return fmt.Errorf("device %s: remove address %v: %w", WireGuardDevice, p, err)
+			return fmt.Errorf("device %s: remove address %v: %w", link.Attrs().Name, p, err)
 		}
 	}
 	if found {
@@ -178,7 +179,7 @@ func setInner(h *netlink.Handle, link netlink.Link, want netip.Prefix) error {
 	}
 	network := &net.IPNet{IP: want.Addr().AsSlice(), Mask: net.CIDRMask(want.Bits(), want.Addr().BitLen())}
 	if err := h.AddrAdd(link, &netlink.Addr{IPNet: network}); err != nil {
-		return fmt.Errorf("device %s: add address %v: %w", WireGuardDevice, want, err)
+		return fmt.Errorf("device %s: add address %v: %w", link.Attrs().Name, want, err)
 	}
 	return nil
 }

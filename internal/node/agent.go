@@ -124,6 +124,9 @@ func Start(ctx context.Context, cfg Config) (_ *Agent, err error) {
 	if err := a.setUpEncryption(); err != nil {
 		return nil, err
 	}
+	if err := a.setUpInner(); err != nil {
+		return nil, err
+	}
 	if err := a.chooseFamilies(); err != nil {
 		return nil, err
 	}
@@ -166,13 +169,16 @@ func (a *Agent) join(ctx context.Context) error {
 	if err := a.openKeys(); err != nil {
 		return err
 	}
-	underlay := a.cfg.Underlay
-	if a.cfg.Encrypts() {
+	underlay, ipv6 := a.cfg.Underlay, model.IPv6Underlay{}
+	if a.cfg.translates() {
+		ipv6 = model.IPv6Underlay{Address: a.cfg.Underlay, Prefix: a.cfg.InnerPrefix}
+	}
+	if a.cfg.inner().IsValid() {
 		underlay = netip.Addr{} // the store gives an inner one
 	}
 	encrypts, _ := a.encryption.wanted()
 	a.self, err = register(ctx, s, a.record, model.Node{
-		Name: a.cfg.Name, Underlay: underlay, WireGuard: encrypts, Prefixes: a.cfg.Prefixes,
+		Name: a.cfg.Name, Underlay: underlay, IPv6: ipv6, WireGuard: encrypts, Prefixes: a.cfg.Prefixes,
 		VTEPMAC: netcfg.VTEPMAC(a.cfg.Underlay), ReadsSchema: store.Schema, PeerAPI: peerAPI,
 		Planes: model.NodePlanes{TCP: model.TCPNode{DirectPorts: a.cfg.DirectPorts, AnswersProbes: true, Firewall: a.cfg.Firewall > 0}, Verbs: a.cfg.Verbs},
 	}, a.log)
@@ -190,11 +196,11 @@ func (a *Agent) setupKernel() (err error) {
 		a.stores = append(a.stores, netip.AddrPortFrom(a.cfg.Underlay, a.cfg.PeerPort))
 	}
 	var outer netip.Addr
-	if a.cfg.Encrypts() {
+	if a.cfg.inner().IsValid() {
 		outer = a.cfg.Underlay
 	}
 	a.devices, err = netcfg.SetupNode(netcfg.NodeConfig{
-		Underlay: a.self.Underlay, Outer: outer, Inner: a.cfg.EncryptPrefix, Prefixes: model.WithOverlay6(a.prefix6, a.self.Prefixes), Pool: a.pools(),
+		Underlay: a.self.Underlay, Outer: outer, Inner: a.cfg.inner(), Translated: a.cfg.translates(), Prefixes: model.WithOverlay6(a.prefix6, a.self.Prefixes), Pool: a.pools(),
 		VNI: a.network.VNI, VXLANPort: a.network.VXLANPort, DirectPorts: a.self.Planes.TCP.DirectPorts,
 		Mark: model.Mark, OverlayMark: model.OverlayMark, DropMark: model.DropMark, RejectMark: model.RejectMark, Table: model.Table, RulePref: rulePref, Stores: a.stores,
 	})

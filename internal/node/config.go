@@ -40,6 +40,9 @@ type Config struct {
 	Name string
 	// Underlay is the address other nodes reach this one by.
 	Underlay netip.Addr
+	// InnerPrefix holds the inner addresses of the network's nodes, by which sockets know them, if
+	// Underlay is an IPv6 address and the node does not encrypt; else it is not looked at.
+	InnerPrefix netip.Prefix
 	// EncryptPrefix holds the inner addresses of the network's nodes, by which they send each other
 	// what is encrypted by WireGuard; EncryptPort is the UDP port, at Underlay, that the node takes
 	// it at. The zero Prefix: the node does not encrypt. EncryptKeyAge is after what time it takes
@@ -144,7 +147,9 @@ func (c Config) Validate() error {
 		return errors.New("underlay: missing; give the address other nodes reach this node by")
 	}
 	if !c.Underlay.Is4() {
-		return fmt.Errorf("underlay %s: IPv6 underlays are not supported; give an IPv4 address", c.Underlay)
+		if err := c.validateUnderlay6(); err != nil {
+			return err
+		}
 	}
 	if err := c.validateEncryption(); err != nil {
 		return err
@@ -190,6 +195,36 @@ func (c Config) Validate() error {
 		return fmt.Errorf("docker plugin %q: want an absolute path that ends in .sock; its name before that is the driver's", c.DockerPlugin)
 	}
 	return c.validateStore()
+}
+
+// translates reports whether the node has an inner address for an IPv6 one.
+func (c Config) translates() bool { return c.Underlay.Is6() && !c.Encrypts() }
+
+// inner is the prefix of inner addresses, or the zero Prefix if the node has none.
+func (c Config) inner() netip.Prefix {
+	switch {
+	case c.Encrypts():
+		return c.EncryptPrefix
+	case c.translates():
+		return c.InnerPrefix
+	}
+	return netip.Prefix{}
+}
+
+func (c Config) validateUnderlay6() error {
+	if err := model.CheckUnderlay6(c.Underlay); err != nil {
+		return fmt.Errorf("underlay %w", err)
+	}
+	if !c.translates() {
+		return nil
+	}
+	if err := model.ValidateInner(c.InnerPrefix); err != nil {
+		return fmt.Errorf("--inner-prefix: %w", err)
+	}
+	if c.Verbs.Card != nil {
+		return fmt.Errorf("underlay %s, --rdma-device: cards have been tried with IPv4 underlays only; leave out --rdma-device", c.Underlay)
+	}
+	return nil
 }
 
 // Encrypts reports whether the node is to encrypt what it sends to others.
@@ -241,7 +276,9 @@ func (c Config) validateStore() error {
 func (c Config) storeEndpoints() []string { return strings.Split(c.Store, ",") }
 
 // embeddedURL is where the embedded etcd serves other nodes.
-func (c Config) embeddedURL() string { return fmt.Sprintf("https://%s:%d", c.Underlay, c.StorePort) }
+func (c Config) embeddedURL() string {
+	return "https://" + netip.AddrPortFrom(c.Underlay, c.StorePort).String()
+}
 
 // storeAddrs gives where the store answers, for the guards that keep containers from it. A name
 // stands for the addresses it has now.

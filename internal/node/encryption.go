@@ -104,6 +104,15 @@ func (h *host) setUpEncryption() error {
 	return nil
 }
 
+// setUpInner makes the device by which other nodes' inner addresses are reached on an IPv6
+// underlay, or removes that of an earlier agent.
+func (h *host) setUpInner() error {
+	if !h.cfg.translates() {
+		return netcfg.RemoveInner()
+	}
+	return wrap("set up inner addresses", netcfg.SetInner(netcfg.Inner{Outer: h.cfg.Underlay, Addr: h.self.Underlay, Prefix: h.cfg.InnerPrefix}))
+}
+
 // admit brings WireGuard's peers to a state of the network, and gives the state without the nodes
 // that this one cannot reach as both encrypt, or do not: nothing is sent to them.
 func (h *host) admit(state store.State) (store.State, error) {

@@ -57,7 +57,7 @@ func addrsOf(n *model.Node, prefix6 netip.Prefix) []netip.Addr {
 		return nil
 	}
 	out := []netip.Addr{n.Underlay}
-	if n.Encrypts() {
+	if n.Inner().IsValid() {
 		out = append(out, n.Outer())
 	}
 	for _, p := range model.WithOverlay6(prefix6, n.Prefixes) {

@@ -90,7 +90,7 @@ func (h *host) chooseFamilies() error {
 		h.ipv6 = api.IPv6{Reason: api.IPv6NetworkOff, Detail: "the network was made without an IPv6 prefix"}
 		return nil
 	}
-	err := netcfg.CheckIPv6(h.self.Underlay)
+	err := netcfg.CheckIPv6(h.self.VTEP())
 	var lacking *netcfg.IPv6Error
 	if errors.As(err, &lacking) {
 		h.ipv6 = api.IPv6{Reason: lacking.Check, Detail: lacking.Err.Error()}

@@ -96,7 +96,7 @@ func TestRecordIsWhatWasWritten(t *testing.T) {
 	}{
 		"of the schema's first revision": {`{"node":"n1","network":3,"prefixes":["10.244.1.0/24"],"endpoints":[{"id":7,"name":"c1","node":"n1","addrs":["10.244.1.2"],"intercepted":true,` +
 			`"netns_path":"/run/netns/c1","created":"1970-01-01T00:00:01Z"}]}`, true},
-		"of a later revision": {`{"schema":5,"node":"n1","network":3,"endpoints":[{"id":7,"name":"c1","node":"n1","addrs":["10.244.1.2"],"intercepted":true}]}`, false},
+		"of a later revision": {`{"schema":6,"node":"n1","network":3,"endpoints":[{"id":7,"name":"c1","node":"n1","addrs":["10.244.1.2"],"intercepted":true}]}`, false},
 	} {
 		if err := os.WriteFile(cfg.recordPath(), []byte(c.raw), 0o600); err != nil {
 			t.Fatal(err)

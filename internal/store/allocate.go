@@ -48,7 +48,7 @@ func AllocatePrefixes(network Network, nodes []model.Node, n model.Node) (model.
 		}
 		n.Prefixes = []netip.Prefix{p}
 	}
-	if n.Encrypts() && !n.Underlay.IsValid() {
+	if n.Inner().IsValid() && !n.Underlay.IsValid() {
 		var err error
 		if n.Underlay, err = freeInner(nodes, n); err != nil {
 			return model.Node{}, err
@@ -63,8 +63,8 @@ func AllocatePrefixes(network Network, nodes []model.Node, n model.Node) (model.
 				return model.Node{}, &OverlapError{Prefix: p, With: fmt.Sprintf("underlay address %s of node %s", a, n.Name)}
 			}
 		}
-		if n.Encrypts() && p.Overlaps(n.WireGuard.Prefix) {
-			return model.Node{}, &OverlapError{Prefix: p, With: fmt.Sprintf("the inner addresses %s of node %s", n.WireGuard.Prefix, n.Name)}
+		if n.Inner().IsValid() && p.Overlaps(n.Inner()) {
+			return model.Node{}, &OverlapError{Prefix: p, With: fmt.Sprintf("the inner addresses %s of node %s", n.Inner(), n.Name)}
 		}
 	}
 	for _, p := range n.Prefixes {
@@ -80,15 +80,15 @@ func AllocatePrefixes(network Network, nodes []model.Node, n model.Node) (model.
 	return n, nil
 }
 
-// freeInner gives the inner address of n, which encrypts: the one that it had, or the lowest free
-// one of its prefix.
+// freeInner gives the inner address of n: the one that it had, or the lowest free one of its
+// prefix.
 func freeInner(nodes []model.Node, n model.Node) (netip.Addr, error) {
-	prefix, used := n.WireGuard.Prefix, make(map[netip.Addr]bool)
+	prefix, used := n.Inner(), make(map[netip.Addr]bool)
 	if err := model.ValidateInner(prefix); err != nil {
-		return netip.Addr{}, fmt.Errorf("node %s: wireguard: %w", n.Name, err)
+		return netip.Addr{}, fmt.Errorf("node %s: inner addresses: %w", n.Name, err)
 	}
 	for _, other := range nodes {
-		if other.Name == n.Name && other.WireGuard.Prefix == prefix {
+		if other.Name == n.Name && other.Inner() == prefix {
 			return other.Underlay, nil
 		}
 		used[other.Underlay] = true
@@ -104,15 +104,19 @@ func freeInner(nodes []model.Node, n model.Node) (netip.Addr, error) {
 // CheckReaders reports a *ReadersError if one of nodes would misread the record of n, and gives the
 // revision of the schema that the network's readers must know with n.
 func CheckReaders(nodes []model.Node, n model.Node) (schema int, err error) {
-	if !n.Encrypts() {
-		return 0, nil
+	needs, what := 0, ""
+	switch {
+	case n.Translated():
+		needs, what = IPv6UnderlaySchema, "an IPv6 underlay"
+	case n.Encrypts():
+		needs, what = WireGuardSchema, "encryption"
 	}
 	for _, other := range nodes {
-		if other.Name != n.Name && other.ReadsSchema < WireGuardSchema {
-			return 0, &ReadersError{Node: other.Name}
+		if other.Name != n.Name && max(other.ReadsSchema, 1) < needs {
+			return 0, &ReadersError{Node: other.Name, What: what}
 		}
 	}
-	return WireGuardSchema, nil
+	return needs, nil
 }
 
 // CheckHeld reports a *PrefixInUseError if one of the addresses the node's endpoints hold is of the

@@ -210,6 +210,14 @@ func validateNode(n model.Node) error {
 			return fmt.Errorf("node %s: wireguard: %w", n.Name, err)
 		}
 	}
+	if n.Translated() {
+		if n.Encrypts() {
+			return fmt.Errorf("node %s: ipv6_underlay: a node that encrypts has its address in wireguard's endpoint", n.Name)
+		}
+		if err := n.IPv6.Validate(n.Underlay); err != nil {
+			return fmt.Errorf("node %s: ipv6_underlay: %w", n.Name, err)
+		}
+	}
 	if len(n.Prefixes) == 0 || len(n.Prefixes) > maxNodePrefixes {
 		return fmt.Errorf("node %s: %d prefixes, want 1 to %d", n.Name, len(n.Prefixes), maxNodePrefixes)
 	}

@@ -56,12 +56,15 @@ func (e *OverlapError) Error() string {
 	return fmt.Sprintf("prefix %s overlaps %s: configure another, or none to get one from the pool", e.Prefix, e.With)
 }
 
-// ReadersError says that a node's build does not know of nodes that encrypt.
-type ReadersError struct{ Node string }
+// ReadersError says that a node's build does not know of what another one is about to have.
+type ReadersError struct {
+	Node string
+	What string // "encryption", "an IPv6 underlay"
+}
 
 // Error implements error.
 func (e *ReadersError) Error() string {
-	return fmt.Sprintf("node %s has a build that does not know of encryption: install this one there first, or remove the node if it is gone (heddle nodes forget %[1]s)", e.Node)
+	return fmt.Sprintf("node %s has a build that does not know of %s: install this one there first, or remove the node if it is gone (heddle nodes forget %[1]s)", e.Node, e.What)
 }
 
 // UnderlayInUseError says that another node is known by an underlay address.

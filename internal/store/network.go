@@ -33,12 +33,16 @@ type Network struct {
 
 // Schema is the latest revision of docs/protocols/store-schema.md that this build reads and the one
 // that it writes. What it writes readers of the first revision understand, too, unless a node
-// encrypts.
-const Schema = 4
+// encrypts or has an IPv6 underlay.
+const Schema = 5
 
 // WireGuardSchema is the revision from which on agents know nodes that encrypt. Earlier ones would
 // send what is for their inner addresses to whoever routes these.
 const WireGuardSchema = 4
+
+// IPv6UnderlaySchema is the revision from which on agents know nodes that are reached by IPv6, in
+// the same way.
+const IPv6UnderlaySchema = 5
 
 // Defaults for fields of Network that nobody set.
 const (

@@ -154,12 +154,12 @@ func TestSchemaLater(t *testing.T) {
 	with := func(schema string) []byte {
 		return []byte(strings.Replace(string(old(t, "network")), "{", `{"schema":`+schema+`,`, 1))
 	}
-	for _, known := range []string{"1", "2", "3", "4"} {
+	for _, known := range []string{"1", "2", "3", "4", "5"} {
 		if _, err := ParseNetwork(1, with(known)); err != nil {
 			t.Errorf("schema %s: %v", known, err)
 		}
 	}
-	for _, unknown := range []string{"5", "-1"} {
+	for _, unknown := range []string{"6", "-1"} {
 		_, err := ParseNetwork(1, with(unknown))
 		var schema *SchemaError
 		if !errors.As(err, &schema) || !strings.Contains(err.Error(), "install here the build") {

@@ -66,6 +66,9 @@ func Main(m *testing.M, theme string, cleanups ...func() error) int {
 	if err := down(); err != nil {
 		return fail("take an earlier lab down", err)
 	}
+	if underlay := os.Getenv("HEDDLE_TEST_UNDERLAY"); underlay != "" {
+		Flags = append(Flags, "--underlay", underlay)
+	}
 	if err := Command("up", append([]string{"--nodes", "2", "--containers", "2"}, Flags...)...); err != nil {
 		_ = down()
 		return fail("bring the lab up", err)

@@ -130,6 +130,7 @@ func Open(cfg Config) (_ *Plane, err error) {
 		EndpointSockets: cfg.EndpointSockets, NodePorts: p.nodePorts, EndpointPorts: p.cfg.EndpointPorts, EphemeralPorts: ephemeral, Congestion: usual, StuckChanged: p.passesChanged, Firewall: cfg.Firewall,
 		DivertIfindex: cfg.Devices.DivertIfindex, UnderlayIfindex: cfg.Devices.UnderlayIfindex, UnderlayRaw: cfg.Devices.Encrypted(),
 		OverlayIfindex: cfg.Devices.OverlayIfindex, VTEPMAC: cfg.Devices.VTEPMAC,
+		UnderlayInner: cfg.Devices.HasInner(), Outer: cfg.Devices.Outer, OuterIfindex: cfg.Devices.OuterIfindex,
 	})
 	if err != nil {
 		return nil, err
@@ -168,19 +169,24 @@ func CheckPins(dir string) error {
 // attachToNode attaches the programs of the node's own devices.
 func (p *Plane) attachToNode() error {
 	progs := p.datapath.TCPrograms()
-	for _, t := range []struct {
+	type filter struct {
 		ifindex   int
 		direction netcfg.Direction
 		prog      int
 		name      string
-	}{
+	}
+	filters := []filter{
 		{p.cfg.Devices.DivertIfindex, netcfg.Ingress, progs.Deliver, "deliver"},
 		{p.cfg.Devices.OverlayIfindex, netcfg.Ingress, progs.FromOverlay, "from_overlay"},
 		{p.cfg.Devices.OverlayIfindex, netcfg.Egress, progs.ToOverlay, "to_overlay"},
 		{p.cfg.Devices.UnderlayIfindex, netcfg.Ingress, progs.FromUnderlay, "from_underlay"},
 		{p.cfg.Devices.OuterIfindex, netcfg.Ingress, progs.FromUnderlay, "from_underlay"},
 		{netcfg.LoopbackIfindex, netcfg.Ingress, progs.FromLo, "from_lo"},
-	} {
+	}
+	if p.cfg.Devices.Outer.IsValid() {
+		filters = append(filters, filter{p.cfg.Devices.UnderlayIfindex, netcfg.Egress, progs.ToWire, "to_wire"})
+	}
+	for _, t := range filters {
 		if err := netcfg.AttachTC(t.ifindex, t.direction, t.prog, t.name); err != nil {
 			return fmt.Errorf("attach %s: %w", t.name, err)
 		}

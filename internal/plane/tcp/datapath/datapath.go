@@ -71,6 +71,13 @@ type Config struct {
 	VTEPMAC        string
 	// UnderlayRaw says that the underlay's device has no Ethernet header.
 	UnderlayRaw bool
+	// UnderlayInner says that Underlay is an inner address, which only UnderlayIfindex brings
+	// packets for.
+	UnderlayInner bool
+	// Outer is the node's address on an IPv6 underlay, OuterIfindex its device: packets of
+	// UnderlayIfindex are translated. The zero Addr: they are not.
+	Outer        netip.Addr
+	OuterIfindex int
 }
 
 func (c Config) validate() error {
@@ -79,6 +86,9 @@ func (c Config) validate() error {
 	}
 	if !c.Underlay.Is4() {
 		return fmt.Errorf("underlay %s: want an IPv4 address", c.Underlay)
+	}
+	if c.Outer.IsValid() && (!c.Outer.Is6() || c.Outer.Is4In6()) {
+		return fmt.Errorf("outer address %s: want an IPv6 address", c.Outer)
 	}
 	if c.Prefix6.IsValid() && (!c.Prefix6.Addr().Is6() || c.Prefix6.Bits() != 96) {
 		return fmt.Errorf("prefix6 %s: want an IPv6 prefix of 96 bits", c.Prefix6)
@@ -288,6 +298,12 @@ func setVariables(spec *ebpf.CollectionSpec, cfg Config) error {
 		"config_underlay_raw":     word(cfg.UnderlayRaw),
 		"config_overlay_ifindex":  uint32(cfg.OverlayIfindex),
 		"config_vtep":             toVTEP(cfg.VTEPMAC).Mac,
+		"config_underlay_inner":   word(cfg.UnderlayInner),
+		"config_outer":            [4]uint32{},
+		"config_outer_ifindex":    uint32(cfg.OuterIfindex),
+	}
+	if cfg.Outer.IsValid() {
+		values["config_outer"] = fromAddr(cfg.Outer).Word
 	}
 	values["config_pool"], values["config_pool_mask"] = poolWords(cfg.Pool)
 	for name, v := range values {
@@ -337,6 +353,7 @@ func poolWords(pool []netip.Prefix) (addrs, masks [configPools]uint32) {
 // TC programs, by the place they belong to. The descriptors stay valid until Close.
 type TCPrograms struct {
 	FromUnderlay int // ingress of the underlay device
+	ToWire       int // egress of the device of inner addresses, on an IPv6 underlay
 	FromLo       int // ingress of the node's lo
 	FromOverlay  int // ingress of the VXLAN device
 	ToOverlay    int // egress of the same
@@ -354,6 +371,7 @@ type TCPrograms struct {
 func (d *Datapath) TCPrograms() TCPrograms {
 	return TCPrograms{
 		FromUnderlay: d.objs.FromUnderlay.FD(),
+		ToWire:       d.objs.ToWire.FD(),
 		FromLo:       d.objs.FromLo.FD(),
 		FromOverlay:  d.objs.FromOverlay.FD(),
 		ToOverlay:    d.objs.ToOverlay.FD(),

@@ -353,7 +353,8 @@ const (
 	heddleHeddleReasonREASON_ROUTE_LIMIT                heddleHeddleReason = 86
 	heddleHeddleReasonREASON_ROUTE_INTERCEPTED          heddleHeddleReason = 87
 	heddleHeddleReasonREASON_LOST_PACKET_EVENT          heddleHeddleReason = 88
-	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 89
+	heddleHeddleReasonREASON_DROP_UNTRANSLATED          heddleHeddleReason = 89
+	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 90
 )
 
 type heddleHeddleVerdict uint32
@@ -401,6 +402,14 @@ type heddleLimitSlots struct {
 	_      structs.HostLayout
 	Owner  [256]uint64
 	SeenNs [256]uint64
+}
+
+type heddleMappedNode struct {
+	_         structs.HostLayout
+	Outer     heddleAddress
+	Inner     uint32
+	PortFirst uint16
+	PortLast  uint16
 }
 
 type heddleMemberKey struct {
@@ -713,6 +722,8 @@ const (
 	heddleMapGroupByListener       = "group_by_listener"
 	heddleMapGroupsBySock          = "groups_by_sock"
 	heddleMapLimitByEndpoint       = "limit_by_endpoint"
+	heddleMapMappedByInner         = "mapped_by_inner"
+	heddleMapMappedByOuter         = "mapped_by_outer"
 	heddleMapMemberByBackend       = "member_by_backend"
 	heddleMapNodeByUnderlay        = "node_by_underlay"
 	heddleMapNodePortByNumber      = "node_port_by_number"
@@ -783,6 +794,7 @@ const (
 	heddleProgTcpEvents            = "tcp_events"
 	heddleProgToEndpoint           = "to_endpoint"
 	heddleProgToOverlay            = "to_overlay"
+	heddleProgToWire               = "to_wire"
 	heddleVarConfigAgent           = "config_agent"
 	heddleVarConfigCongestion      = "config_congestion"
 	heddleVarConfigDivertIfindex   = "config_divert_ifindex"
@@ -796,6 +808,8 @@ const (
 	heddleVarConfigNetworkId       = "config_network_id"
 	heddleVarConfigNodePortFirst   = "config_node_port_first"
 	heddleVarConfigNodePortLast    = "config_node_port_last"
+	heddleVarConfigOuter           = "config_outer"
+	heddleVarConfigOuterIfindex    = "config_outer_ifindex"
 	heddleVarConfigOverlayIfindex  = "config_overlay_ifindex"
 	heddleVarConfigOverlayMark     = "config_overlay_mark"
 	heddleVarConfigPool            = "config_pool"
@@ -806,6 +820,7 @@ const (
 	heddleVarConfigRejectMark      = "config_reject_mark"
 	heddleVarConfigUnderlay        = "config_underlay"
 	heddleVarConfigUnderlayIfindex = "config_underlay_ifindex"
+	heddleVarConfigUnderlayInner   = "config_underlay_inner"
 	heddleVarConfigUnderlayRaw     = "config_underlay_raw"
 	heddleVarConfigVni             = "config_vni"
 	heddleVarConfigVtep            = "config_vtep"
@@ -924,6 +939,7 @@ type heddleProgramSpecs struct {
 	TcpEvents         *ebpf.ProgramSpec `ebpf:"tcp_events"`
 	ToEndpoint        *ebpf.ProgramSpec `ebpf:"to_endpoint"`
 	ToOverlay         *ebpf.ProgramSpec `ebpf:"to_overlay"`
+	ToWire            *ebpf.ProgramSpec `ebpf:"to_wire"`
 }
 
 // heddleMapSpecs contains maps before they are loaded into the kernel.
@@ -949,6 +965,8 @@ type heddleMapSpecs struct {
 	GroupByListener     *ebpf.MapSpec `ebpf:"group_by_listener"`
 	GroupsBySock        *ebpf.MapSpec `ebpf:"groups_by_sock"`
 	LimitByEndpoint     *ebpf.MapSpec `ebpf:"limit_by_endpoint"`
+	MappedByInner       *ebpf.MapSpec `ebpf:"mapped_by_inner"`
+	MappedByOuter       *ebpf.MapSpec `ebpf:"mapped_by_outer"`
 	MemberByBackend     *ebpf.MapSpec `ebpf:"member_by_backend"`
 	NodeByUnderlay      *ebpf.MapSpec `ebpf:"node_by_underlay"`
 	NodePortByNumber    *ebpf.MapSpec `ebpf:"node_port_by_number"`
@@ -996,6 +1014,8 @@ type heddleVariableSpecs struct {
 	ConfigNetworkId       *ebpf.VariableSpec `ebpf:"config_network_id"`
 	ConfigNodePortFirst   *ebpf.VariableSpec `ebpf:"config_node_port_first"`
 	ConfigNodePortLast    *ebpf.VariableSpec `ebpf:"config_node_port_last"`
+	ConfigOuter           *ebpf.VariableSpec `ebpf:"config_outer"`
+	ConfigOuterIfindex    *ebpf.VariableSpec `ebpf:"config_outer_ifindex"`
 	ConfigOverlayIfindex  *ebpf.VariableSpec `ebpf:"config_overlay_ifindex"`
 	ConfigOverlayMark     *ebpf.VariableSpec `ebpf:"config_overlay_mark"`
 	ConfigPool            *ebpf.VariableSpec `ebpf:"config_pool"`
@@ -1006,6 +1026,7 @@ type heddleVariableSpecs struct {
 	ConfigRejectMark      *ebpf.VariableSpec `ebpf:"config_reject_mark"`
 	ConfigUnderlay        *ebpf.VariableSpec `ebpf:"config_underlay"`
 	ConfigUnderlayIfindex *ebpf.VariableSpec `ebpf:"config_underlay_ifindex"`
+	ConfigUnderlayInner   *ebpf.VariableSpec `ebpf:"config_underlay_inner"`
 	ConfigUnderlayRaw     *ebpf.VariableSpec `ebpf:"config_underlay_raw"`
 	ConfigVni             *ebpf.VariableSpec `ebpf:"config_vni"`
 	ConfigVtep            *ebpf.VariableSpec `ebpf:"config_vtep"`
@@ -1079,6 +1100,8 @@ type heddleMaps struct {
 	GroupByListener     *ebpf.Map `ebpf:"group_by_listener"`
 	GroupsBySock        *ebpf.Map `ebpf:"groups_by_sock"`
 	LimitByEndpoint     *ebpf.Map `ebpf:"limit_by_endpoint"`
+	MappedByInner       *ebpf.Map `ebpf:"mapped_by_inner"`
+	MappedByOuter       *ebpf.Map `ebpf:"mapped_by_outer"`
 	MemberByBackend     *ebpf.Map `ebpf:"member_by_backend"`
 	NodeByUnderlay      *ebpf.Map `ebpf:"node_by_underlay"`
 	NodePortByNumber    *ebpf.Map `ebpf:"node_port_by_number"`
@@ -1130,6 +1153,8 @@ func (m *heddleMaps) Close() error {
 		m.GroupByListener,
 		m.GroupsBySock,
 		m.LimitByEndpoint,
+		m.MappedByInner,
+		m.MappedByOuter,
 		m.MemberByBackend,
 		m.NodeByUnderlay,
 		m.NodePortByNumber,
@@ -1178,6 +1203,8 @@ type heddleVariables struct {
 	ConfigNetworkId       *ebpf.Variable `ebpf:"config_network_id"`
 	ConfigNodePortFirst   *ebpf.Variable `ebpf:"config_node_port_first"`
 	ConfigNodePortLast    *ebpf.Variable `ebpf:"config_node_port_last"`
+	ConfigOuter           *ebpf.Variable `ebpf:"config_outer"`
+	ConfigOuterIfindex    *ebpf.Variable `ebpf:"config_outer_ifindex"`
 	ConfigOverlayIfindex  *ebpf.Variable `ebpf:"config_overlay_ifindex"`
 	ConfigOverlayMark     *ebpf.Variable `ebpf:"config_overlay_mark"`
 	ConfigPool            *ebpf.Variable `ebpf:"config_pool"`
@@ -1188,6 +1215,7 @@ type heddleVariables struct {
 	ConfigRejectMark      *ebpf.Variable `ebpf:"config_reject_mark"`
 	ConfigUnderlay        *ebpf.Variable `ebpf:"config_underlay"`
 	ConfigUnderlayIfindex *ebpf.Variable `ebpf:"config_underlay_ifindex"`
+	ConfigUnderlayInner   *ebpf.Variable `ebpf:"config_underlay_inner"`
 	ConfigUnderlayRaw     *ebpf.Variable `ebpf:"config_underlay_raw"`
 	ConfigVni             *ebpf.Variable `ebpf:"config_vni"`
 	ConfigVtep            *ebpf.Variable `ebpf:"config_vtep"`
@@ -1268,6 +1296,7 @@ type heddlePrograms struct {
 	TcpEvents         *ebpf.Program `ebpf:"tcp_events"`
 	ToEndpoint        *ebpf.Program `ebpf:"to_endpoint"`
 	ToOverlay         *ebpf.Program `ebpf:"to_overlay"`
+	ToWire            *ebpf.Program `ebpf:"to_wire"`
 }
 
 func (p *heddlePrograms) Close() error {
@@ -1314,6 +1343,7 @@ func (p *heddlePrograms) Close() error {
 		p.TcpEvents,
 		p.ToEndpoint,
 		p.ToOverlay,
+		p.ToWire,
 	)
 }
 

@@ -22,10 +22,13 @@ type topology struct {
 	byUnderlay map[heddleAddress]heddleRoute
 	vteps      map[heddleAddress]heddleVtep
 	nameAt     map[heddleAddress]string // the nodes, by underlay address
+	byInner    map[uint32]heddleMappedNode
+	byOuter    map[heddleAddress]heddleMappedNode
 }
 
 func newTopology(self string) topology {
-	return topology{self: self, routes: make(candidates), byUnderlay: make(map[heddleAddress]heddleRoute), vteps: make(map[heddleAddress]heddleVtep), nameAt: make(map[heddleAddress]string)}
+	return topology{self: self, routes: make(candidates), byUnderlay: make(map[heddleAddress]heddleRoute), vteps: make(map[heddleAddress]heddleVtep), nameAt: make(map[heddleAddress]string),
+		byInner: make(map[uint32]heddleMappedNode), byOuter: make(map[heddleAddress]heddleMappedNode)}
 }
 
 // touched has the entries that may be others now, as they were before; the zero route: not there.
@@ -33,11 +36,16 @@ type touched struct {
 	routes map[heddleRouteKey]heddleRoute
 	nodes  map[heddleAddress]heddleRoute
 	vteps  map[heddleAddress]heddleVtep
+	inner  map[uint32]heddleMappedNode
+	outer  map[heddleAddress]heddleMappedNode
 }
 
 // change brings t to other nodes and endpoints, and says what that has touched.
 func (t *topology) change(local []netip.Prefix, nodes []model.Node, endpoints model.Endpoints) touched {
-	out := touched{make(map[heddleRouteKey]heddleRoute), make(map[heddleAddress]heddleRoute), make(map[heddleAddress]heddleVtep)}
+	out := touched{
+		make(map[heddleRouteKey]heddleRoute), make(map[heddleAddress]heddleRoute), make(map[heddleAddress]heddleVtep),
+		make(map[uint32]heddleMappedNode), make(map[heddleAddress]heddleMappedNode),
+	}
 	touch := func(k heddleRouteKey) {
 		if _, is := out.routes[k]; !is {
 			out.routes[k] = t.routes.best(k)
@@ -65,6 +73,12 @@ func (t *topology) change(local []netip.Prefix, nodes []model.Node, endpoints mo
 			delete(t.byUnderlay, at)
 			delete(t.vteps, at)
 			delete(t.nameAt, at)
+			if c.Before.Translated() {
+				m := mappedNode(c.Before)
+				out.inner[m.Inner], out.outer[m.Outer] = m, m
+				delete(t.byInner, m.Inner)
+				delete(t.byOuter, m.Outer)
+			}
 		}
 	}
 	t.local, t.nodes, t.endpoints = local, nodes, endpoints
@@ -80,6 +94,12 @@ func (t *topology) change(local []netip.Prefix, nodes []model.Node, endpoints mo
 			t.byUnderlay[at], t.nameAt[at] = routeTo(c.After), c.After.Name
 			if v := toVTEP(c.After.VTEPMAC); v != (heddleVtep{}) {
 				t.vteps[at] = v
+			}
+			if c.After.Translated() {
+				m := mappedNode(c.After)
+				// What was there, if anything, or the zero value.
+				out.inner[m.Inner], out.outer[m.Outer] = out.inner[m.Inner], out.outer[m.Outer]
+				t.byInner[m.Inner], t.byOuter[m.Outer] = m, m
 			}
 		}
 	}
@@ -223,6 +243,11 @@ func toVTEP(mac string) (v heddleVtep) {
 		copy(v.Mac[:], hw)
 	}
 	return v
+}
+
+// mappedNode gives by what addresses a node on an IPv6 underlay is known.
+func mappedNode(n *model.Node) heddleMappedNode {
+	return heddleMappedNode{Outer: fromAddr(n.IPv6.Address), Inner: fromAddr(n.Underlay).Word[3], PortFirst: n.Planes.TCP.DirectPorts.First, PortLast: n.Planes.TCP.DirectPorts.Last}
 }
 
 // movedPrefixes gives the addresses that live on n by a move. An endpoint of this node's prefixes

@@ -59,14 +59,17 @@ func (d *Datapath) SetTopology(self string, local []netip.Prefix, nodes []model.
 			changeMap(d.objs.NodeByUnderlay, was.nodes, func(k heddleAddress) heddleRoute { return t.byUnderlay[k] },
 				func(r heddleRoute) heddleRoute { return r }),
 			changeMap(d.objs.VtepByUnderlay, was.vteps, func(k heddleAddress) heddleVtep { return t.vteps[k] },
-				func(v heddleVtep) heddleVtep { return v }))
+				func(v heddleVtep) heddleVtep { return v }),
+			changeMap(d.objs.MappedByInner, was.inner, func(k uint32) heddleMappedNode { return t.byInner[k] }, asIs),
+			changeMap(d.objs.MappedByOuter, was.outer, func(k heddleAddress) heddleMappedNode { return t.byOuter[k] }, asIs))
 	} else {
 		routes := make(map[heddleRouteKey]heddleRoute, len(t.routes))
 		for k := range t.routes {
 			routes[k] = t.withState(t.routes.best(k))
 		}
 		err = errors.Join(syncMap(d.objs.RouteByPrefix, routes), syncMap(d.objs.NodeByUnderlay, t.byUnderlay),
-			syncMap(d.objs.VtepByUnderlay, t.vteps))
+			syncMap(d.objs.VtepByUnderlay, t.vteps),
+			syncMap(d.objs.MappedByInner, t.byInner), syncMap(d.objs.MappedByOuter, t.byOuter))
 	}
 	if err != nil {
 		return fmt.Errorf("write topology: %w", err)
@@ -77,6 +80,8 @@ func (d *Datapath) SetTopology(self string, local []netip.Prefix, nodes []model.
 	t.known = true
 	return nil
 }
+
+func asIs(m heddleMappedNode) heddleMappedNode { return m }
 
 // setPeerState notes the flags of routes to the node at underlay, and brings those that there are
 // to them. After an error some routes may have them and others not, until the next call for this

@@ -23,20 +23,27 @@ import (
 // figures of this one.
 func TestVerifierWork(t *testing.T) {
 	testutil.NeedRoot(t, "loads BPF programs")
-	const most, mostOfOne, mostStack = 300_000, 100_000, 512 + loopExtra
-	spec, err := loadHeddle()
-	if err != nil {
-		t.Fatal(err)
-	}
 	// Nothing is 0: what a node does not use, the verifier leaves out.
-	if err := setVariables(spec, Config{
+	cfg := Config{
 		Prefix6: netip.MustParsePrefix("fd48:6464:1::/96"), Pool: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")},
 		NetworkID: 7, Underlay: underlayB, DirectPorts: model.PortRange{First: 17440, Last: 17455},
 		Mark: 1, OverlayMark: 2, DropMark: 3, RejectMark: 4, VXLANPort: testVXLANPort, VNI: testVNI,
 		EndpointSockets: 65536, EndpointPorts: 6175, NodePorts: model.PortRange{First: 57472, Last: 60999},
 		EphemeralPorts: model.PortRange{First: 32768, Last: 60999}, DivertIfindex: 2, UnderlayIfindex: 3, Firewall: 10 * time.Second,
 		OverlayIfindex: 4, VTEPMAC: "02:48:0a:00:00:01",
-	}); err != nil {
+	}
+	t.Run("IPv4 underlay", func(t *testing.T) { verify(t, cfg) })
+	cfg.UnderlayInner, cfg.Outer, cfg.OuterIfindex = true, netip.MustParseAddr("fd00::2"), 5
+	t.Run("IPv6 underlay", func(t *testing.T) { verify(t, cfg) })
+}
+
+func verify(t *testing.T, cfg Config) {
+	const most, mostOfOne, mostStack = 300_000, 100_000, 512 + loopExtra
+	spec, err := loadHeddle()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := setVariables(spec, cfg); err != nil {
 		t.Fatal(err)
 	}
 	if canCompareCallers() == nil {

@@ -156,8 +156,8 @@ var Reasons = []model.Reason{
 		Remedy: "`heddle stack` says whether the node has the congestion control; a large segment size needs a connection that is not there yet"},
 	{Name: "lost_flow_event", Kind: model.KindLost, Help: "event of a connection that `heddle observe` does not have: the agent read too slowly",
 		Remedy: "nothing, if few; many: a flood of connections, or an agent that gets no processor time. Connections are not affected"},
-	{Name: "drop_plain", Kind: model.KindDrop, Help: "packet to or from an inner address of a network that encrypts, by another device than WireGuard's",
-		Remedy: "in: somebody on the underlay tries; out: the device heddle-wg0 is gone or down: restart the agent"},
+	{Name: "drop_plain", Kind: model.KindDrop, Help: "packet to or from an inner address, of a network that encrypts or of an IPv6 underlay, by another device than theirs",
+		Remedy: "in: somebody on the underlay tries; out: the device heddle-wg0, or heddle-in0 on an IPv6 underlay, is gone or down: restart the agent"},
 	{Name: "fallback_firewall", Kind: model.KindFallback, Help: "connect that goes by the nodes' forward chains, because none from there to that address and port has passed them lately",
 		Remedy: "as `heddled --overlay-firewall` has it; one that does not come to be: the operator's own rules"},
 	{Name: "refuse_firewall", Kind: model.KindRefusal, Help: "connect by way of the nodes' forward chains of a socket that is bound to an IPv6 address (EADDRNOTAVAIL)",
@@ -182,6 +182,8 @@ var Reasons = []model.Reason{
 		Remedy: "nothing"},
 	{Name: "lost_packet_event", Kind: model.KindLost, Help: "packet that policy stopped, or the first of a flow, that `heddle observe` does not tell of: of its sender it has told of 32 in that second",
 		Remedy: "nothing: they are a sample; many: a container that scans, or floods"},
+	{Name: "drop_untranslated", Kind: model.KindDrop, Help: "packet to an inner address of a node on an IPv6 underlay that is not of a direct connection",
+		Remedy: "use the node's IPv6 address: inner ones are for direct connections only"},
 }
 
 // String gives the reason's name.

@@ -1,0 +1,81 @@
+package netcfg
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// translationOverhead is by how much a header of IPv6 is longer than one of IPv4, in bytes.
+const translationOverhead = 20
+
+// Inner is what SetInner brings InnerDevice to.
+type Inner struct {
+	// Outer is the node's IPv6 address on the network that joins the nodes.
+	Outer netip.Addr
+	// Addr is the node's inner address, in Prefix: all of that is reached by the device.
+	Addr   netip.Addr
+	Prefix netip.Prefix
+}
+
+// SetInner makes InnerDevice, or brings the one there to want. What leaves by it is dropped until
+// the program is attached that translates it.
+func SetInner(want Inner) error {
+	h, err := open()
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	outer, err := findUnderlay(h, want.Outer)
+	if err != nil {
+		return err
+	}
+	if err := addPair(h, InnerDevice, InnerMAC, innerPeer, innerPeerMAC); err != nil {
+		return err
+	}
+	link, err := h.LinkByName(InnerDevice)
+	if err != nil {
+		return fmt.Errorf("device %s: %w", InnerDevice, err)
+	}
+	if err := innerIsFree(h, link, want.Prefix, "--inner-prefix"); err != nil {
+		return err
+	}
+	have, err := ownRoutes(h)
+	if err != nil {
+		return err
+	}
+	if err := ensureRoute(h, have, route{table: unix.RT_TABLE_MAIN, dst: want.Prefix, kind: unix.RTN_UNREACHABLE, metric: innerMetric}); err != nil {
+		return err
+	}
+	peer, err := h.LinkByName(innerPeer)
+	if err != nil {
+		return fmt.Errorf("device %s: %w", innerPeer, err)
+	}
+	for _, l := range []netlink.Link{peer, link} {
+		// Nobody answers there who has which address: the kernel is not to ask.
+		if err := h.LinkSetARPOff(l); err != nil {
+			return fmt.Errorf("device %s: no ARP: %w", l.Attrs().Name, err)
+		}
+		if err := errors.Join(quietIPv6(l.Attrs().Name), setMTU(h, l, outer.Attrs().MTU-translationOverhead), setUp(h, l)); err != nil {
+			return err
+		}
+	}
+	return setInnerAddr(h, link, netip.PrefixFrom(want.Addr, want.Prefix.Bits()))
+}
+
+// RemoveInner deletes the device of an earlier agent, whose underlay was IPv6.
+func RemoveInner() error {
+	h, err := open()
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	have, err := findLink(h, InnerDevice)
+	if err != nil || have == nil || have.Attrs().HardwareAddr.String() != InnerMAC {
+		return err
+	}
+	return deleteLink(h, have)
+}

@@ -1,0 +1,70 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// openTerminal gives both ends of a pseudo-terminal: the one that a person looks at, and the
+// program's.
+func openTerminal(t *testing.T) (person, program *os.File) {
+	t.Helper()
+	person, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = person.Close() })
+	if err := unix.IoctlSetPointerInt(int(person.Fd()), unix.TIOCSPTLCK, 0); err != nil {
+		t.Fatal(err)
+	}
+	number, err := unix.IoctlGetInt(int(person.Fd()), unix.TIOCGPTN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	program, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = program.Close() })
+	return person, program
+}
+
+// TestTopOnATerminal: on a terminal what is shown is shown anew, in the same place, until it is
+// interrupted, which is no error.
+func TestTopOnATerminal(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "api.sock")
+	startAgent(t, socket, "n1")
+	person, program := openTerminal(t)
+	ctx, interrupt := context.WithCancel(t.Context())
+	defer interrupt()
+	cmd := newTopCmd()
+	cmd.SetOut(program)
+	cmd.SetArgs([]string{"--api", socket, "--interval", "100ms"})
+	done := make(chan error, 1)
+	go func() { done <- cmd.ExecuteContext(ctx) }()
+	const home = "\x1b[H"
+	seen, buf := "", make([]byte, 4096)
+	for strings.Count(seen, home) < 3 {
+		n, err := person.Read(buf)
+		if err != nil {
+			t.Fatalf("%v after %q", err, seen)
+		}
+		seen += string(buf[:n])
+	}
+	screens := strings.Split(seen, home)
+	for _, screen := range screens[1:3] { // those that are whole
+		if !strings.Contains(screen, "n1/c1") || !strings.HasSuffix(screen, "\x1b[J") || strings.Count(screen, "\n") != strings.Count(screen, "\x1b[K") {
+			t.Errorf("no whole screen: %q", screen)
+		}
+	}
+	interrupt()
+	if err := <-done; err != nil {
+		t.Errorf("interrupted: %v", err)
+	}
+}

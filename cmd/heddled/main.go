@@ -120,6 +120,7 @@ type flags struct {
 	rdmaOutside                                             []string
 	stackDrain                                              time.Duration
 	encrypt, encryptPrefix, innerPrefix                     string
+	stackModules                                            string
 }
 
 func (f *flags) register(cmd *cobra.Command) {
@@ -152,6 +153,7 @@ func (f *flags) register(cmd *cobra.Command) {
 	p.Uint32Var(&f.cfg.EndpointPorts, "endpoint-ports", 0, "how many of the node's ephemeral ports a container's endpoint may hold by bind or listen (default a quarter of them)")
 	p.DurationVar(&f.cfg.Firewall, "overlay-firewall", 0, "have connections between containers go by the nodes' forward chains, where your own rules are, but for those to which a like one has passed in this time, such as 10s; 0: none does (docs/howto/firewall.md)")
 	p.StringVar((*string)(&f.cfg.Packets), "packets", string(model.PacketsAuto), "packets between containers, of what sockets of the node do not carry: 'redirect' past the node's stack and its FORWARD rules, 'route' through them, or 'auto': redirect unless there are such rules (docs/howto/packets.md)")
+	p.StringVar(&f.stackModules, "stack-modules", stacks.DefaultOwnModules, "the folder with stack modules of your own, which profiles call module/NAME (docs/howto/stacks.md)")
 	p.DurationVar(&f.stackDrain, "stack-drain", 0, "end a stack module of an earlier build than the one installed after this long, with the connections that live by it; 0: when none does (docs/howto/stacks.md)")
 	p.StringVar(&f.rdmaDevice, "rdma-device", "", "RDMA card that queue pairs of containers go by between nodes, as ibv_devices names it (docs/howto/rdma.md)")
 	p.StringSliceVar(&f.rdmaOutside, "rdma-outside", nil, "addresses (prefixes) of peers without Heddle that containers reach by the card, if `heddle endpoints verbs --outside` lets them")
@@ -236,7 +238,7 @@ func (f *flags) config() (node.Config, error) {
 	cfg.Planes = func(h plane.Host) ([]plane.Plane, error) {
 		modules, err := stacks.Open(stacks.Config{
 			StateDir: cfg.StateDir, Self: self, StackModules: h.StackModules, Traps: h.Traps, Keeper: h.Keeper, StacksChanged: h.StacksChanged,
-			Drain: f.stackDrain, Faults: h.Faults, Log: h.Log,
+			OwnModules: f.stackModules, Drain: f.stackDrain, Faults: h.Faults, Log: h.Log,
 		})
 		if err != nil {
 			return nil, err

@@ -196,6 +196,10 @@ func (l Lab) startIn(suffix, group string, log *os.File, argv []string) (ended <
 // on, and the process that waits for locks of sockets, which may end later than its agent.
 var notAgents = []string{"heddle-rdma", "heddle-stack", "heddle-netstack", "heddled-lockwait"}
 
+// ownModule are the arguments of stack modules of the operator's own, whatever their names:
+// stacks.OwnArguments, which this package may not import.
+var ownModule = []string{"--agent", "/proc/self/fd/3/agent.sock"}
+
 // agentProcesses gives the processes in an agent's cgroup: agents, and the fd keepers that keep
 // seccomp listeners for them. notAgents are neither.
 func agentProcesses(group string) (agents, keepers []int, err error) {
@@ -210,7 +214,7 @@ func agentProcesses(group string) (agents, keepers []int, err error) {
 		}
 		if words := strings.Split(string(args), "\x00"); len(words) > 1 && words[1] == "park" {
 			keepers = append(keepers, pid)
-		} else if slices.Contains(notAgents, filepath.Base(words[0])) {
+		} else if slices.Contains(notAgents, filepath.Base(words[0])) || len(words) > 2 && slices.Equal(words[1:3], ownModule) {
 			continue
 		} else if len(args) > 0 { // a zombie has none
 			agents = append(agents, pid)

@@ -51,8 +51,17 @@ const (
 // settings of a profile.
 func (k Kind) IsKernels() bool { return k == Kernel || k == SharedMemory }
 
-// Kinds lists them all.
+// Kinds lists them all, but for those of the operator's own (ModuleKind).
 var Kinds = []Kind{Kernel, Netstack, Smoltcp, SharedMemory}
+
+// modulePrefix begins the names of stacks that modules of the operator's own run.
+const modulePrefix = "module/"
+
+// ModuleKind gives the stack that the operator's own module of that name runs.
+func ModuleKind(name string) Kind { return Kind(modulePrefix + name) }
+
+// Module gives the name of the operator's own module that runs the stack; false: none does.
+func (k Kind) Module() (name string, ok bool) { return strings.CutPrefix(string(k), modulePrefix) }
 
 // Fallback says what becomes of an endpoint whose profile its node cannot serve.
 type Fallback string

@@ -2,6 +2,7 @@ package stack
 
 import (
 	"errors"
+	"strings"
 	"testing"
 
 	"heddle.dev/heddle/internal/model"
@@ -66,6 +67,27 @@ func TestServe(t *testing.T) {
 	}
 	if c := Serve(nil, only(Kernel, "")); c.Refused() || c.Stack != Kernel {
 		t.Errorf("without a profile: %+v", c)
+	}
+}
+
+// TestModule: a profile may name a module of the operator's own, by what is the name of a file.
+func TestModule(t *testing.T) {
+	p := profile("p", 0, nil)
+	p.Settings.Memory = 1 << 30
+	for _, name := range []string{"a", "my-stack2", "0"} {
+		p.Stack = ModuleKind(name)
+		if got, own := p.Stack.Module(); got != name || !own || p.Stack.IsKernels() {
+			t.Errorf("%s is %q, %v", p.Stack, got, own)
+		}
+		if err := p.Validate(); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, name := range []string{"", "-a", "a-", "A", "a/b", "..", "a.b", "a b", strings.Repeat("a", MaxModuleName+1)} {
+		p.Stack = ModuleKind(name)
+		if err := p.Validate(); err == nil || !strings.Contains(err.Error(), "stack") {
+			t.Errorf("%q: %v", name, err)
+		}
 	}
 }
 

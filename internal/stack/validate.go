@@ -32,6 +32,9 @@ const (
 // MaxCongestionName is the bytes of a congestion control's name: TCP_CA_NAME_MAX with its end.
 const MaxCongestionName = 15
 
+// MaxModuleName is the bytes of the name of a module of the operator's own.
+const MaxModuleName = 32
+
 func fault(path, remedy, reason string, args ...any) error {
 	return &policy.FieldError{Path: path, Reason: fmt.Sprintf(reason, args...), Remedy: remedy}
 }
@@ -71,8 +74,8 @@ func (p *Profile) Validate() error {
 	if err := p.Selector.Validate("selector"); err != nil {
 		return err
 	}
-	if !slices.Contains(Kinds, p.Stack) {
-		return fault("stack", "write kernel, shared-memory, netstack or smoltcp", "%.40q is no stack", p.Stack)
+	if err := p.Stack.validate(); err != nil {
+		return err
 	}
 	if p.Fallback != "" && p.Fallback != ToKernel && p.Fallback != Refuse {
 		return fault("fallback", "write kernel or refuse", "%.40q is not known", p.Fallback)
@@ -86,12 +89,32 @@ func (p *Profile) Validate() error {
 	if p.Stack.IsKernels() {
 		for _, name := range userSpaceOnly {
 			if p.Settings.Has(name) {
-				return fault("settings."+string(name), "leave it out, or take the stack netstack or smoltcp; `heddle limit` and --endpoint-sockets hold for the kernel's TCP",
+				return fault("settings."+string(name), "leave it out, or take a stack in user space; `heddle limit` and --endpoint-sockets hold for the kernel's TCP",
 					"the kernel's TCP has no such share for each endpoint")
 			}
 		}
 	}
 	return p.validateChangeable()
+}
+
+func (k Kind) validate() error {
+	if name, own := k.Module(); own {
+		return ValidateModule(name)
+	}
+	if !slices.Contains(Kinds, k) {
+		return fault("stack", "write kernel, shared-memory, netstack, smoltcp, or module/NAME for one of your own", "%.40q is no stack", k)
+	}
+	return nil
+}
+
+// ValidateModule checks the name of a module of the operator's own: 1 to MaxModuleName of a-z, 0-9
+// and '-', beginning and ending with a letter or digit. It is that of a file.
+func ValidateModule(name string) error {
+	bad := strings.ContainsFunc(name, func(r rune) bool { return (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '-' })
+	if name == "" || len(name) > MaxModuleName || bad || name[0] == '-' || name[len(name)-1] == '-' {
+		return fault("stack", "", "module/%.40s: want module/ and 1 to %d of a-z, 0-9 and '-', first and last a letter or digit", name, MaxModuleName)
+	}
+	return nil
 }
 
 func (p *Profile) validateChangeable() error {

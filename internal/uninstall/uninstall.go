@@ -72,6 +72,7 @@ func (n Node) Run(removed func(what string)) error {
 	for _, kind := range stacks.Kinds {
 		errs = append(errs, n.end("stack module "+string(kind), stacks.Arguments(kind, n.StateDir), removed))
 	}
+	errs = append(errs, n.end("stack module of the operator's own", stacks.OwnArguments, removed))
 	errs = append(errs, n.end("service of queues", queues.Program("", n.StateDir).Arguments(), removed))
 	gone, err := netcfg.Teardown()
 	for _, what := range gone {

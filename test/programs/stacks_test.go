@@ -49,9 +49,9 @@ type stacksLab struct {
 	kind string
 }
 
-func newStacksLab(t *testing.T, kind string) stacksLab {
+func newStacksLab(t *testing.T, kind string, more ...string) stacksLab {
 	t.Helper()
-	l := stacksLab{newOwnLab(t, "s", "--stacks"), lab.SharedDir(t), kind}
+	l := stacksLab{newOwnLab(t, "s", append([]string{"--stacks"}, more...)...), lab.SharedDir(t), kind}
 	file := filepath.Join(l.dir, "profile.yaml")
 	testutil.NoError(t, os.WriteFile(file, fmt.Appendf(nil, userSpaceProfile, kind), 0o600))
 	for _, args := range [][]string{{"endpoints", "label", "n1/c1", "stack=user-space"}, {"stack", "apply", file}} {
@@ -267,7 +267,6 @@ func (l stacksLab) testSignals(t *testing.T) {
 	server := l.run("n1/c1", "python3", program, "server", "9004", count)
 	server.WaitFor("ready")
 	l.must("n2/c1", "python3", program, "client", l.address("n1/c1"), "9004", count)
-	// One descriptor more is that of the directory.
 	server.WaitFor("closed ones that stay: 0 descriptors left: 0")
 }
 
@@ -386,14 +385,24 @@ func (l stacksLab) testGone(t *testing.T) {
 // module is what n1's agent says of its module.
 func (l stacksLab) module() api.StackModule {
 	l.Helper()
+	all := l.stacks().Modules
+	if len(all) != 1 {
+		l.Fatalf("want one module: %+v", all)
+	}
+	return all[0]
+}
+
+// stacks is what n1's agent says of stacks.
+func (l stacksLab) stacks() api.Stacks {
+	l.Helper()
 	out, err := l.heddle(l.Context(), "stack", "--node", "n1", "--output", "json").Output()
 	testutil.NoError(l, err)
 	var nodes []api.Stacks
 	testutil.NoError(l, json.Unmarshal(out, &nodes))
-	if len(nodes) != 1 || len(nodes[0].Modules) != 1 {
-		l.Fatalf("want one module:\n%s", out)
+	if len(nodes) != 1 {
+		l.Fatalf("want one node:\n%s", out)
 	}
-	return nodes[0].Modules[0]
+	return nodes[0]
 }
 
 // processes gives those whose arguments have a word.

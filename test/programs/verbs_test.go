@@ -24,11 +24,12 @@ import (
 	"heddle.dev/heddle/test/lab"
 )
 
-// ownLab is a lab of a test's own, beside that of the others: its containers are asked for with an
-// argument of theirs.
+// ownLab is a lab of a test's own, beside that of the others: its containers are asked for with
+// arguments of theirs.
 type ownLab struct {
 	*testing.T
-	name, argument string
+	name      string
+	arguments []string
 }
 
 // verbsLab is one whose containers have RDMA devices.
@@ -40,9 +41,9 @@ func newVerbsLab(t *testing.T) verbsLab {
 }
 
 // newOwnLab brings one up whose name ends in suffix.
-func newOwnLab(t *testing.T, suffix, argument string) ownLab {
+func newOwnLab(t *testing.T, suffix string, arguments ...string) ownLab {
 	t.Helper()
-	l := ownLab{t, lab.Name + suffix, argument}
+	l := ownLab{t, lab.Name + suffix, arguments}
 	t.Cleanup(func() {
 		if t.Failed() {
 			l.logLogs(t)
@@ -60,6 +61,9 @@ func newOwnLab(t *testing.T, suffix, argument string) ownLab {
 func (l ownLab) logLogs(t *testing.T) {
 	files, err := filepath.Glob("/run/heddle/lab/" + l.name + "/*/*.log")
 	testutil.NoError(t, err)
+	own, err := filepath.Glob("/run/heddle/lab/" + l.name + "/*/modules/*.log")
+	testutil.NoError(t, err)
+	files = append(files, own...)
 	for _, file := range files {
 		text, err := os.ReadFile(file)
 		testutil.NoError(t, err)
@@ -76,7 +80,8 @@ func (l ownLab) up() {
 	l.Helper()
 	ctx, cancel := context.WithTimeout(l.Context(), 4*testutil.WaitTimeout)
 	defer cancel()
-	if out, err := l.heddle(ctx, "lab", "up", "--nodes", "2", "--containers", "2", l.argument).CombinedOutput(); err != nil {
+	args := append([]string{"lab", "up", "--nodes", "2", "--containers", "2"}, l.arguments...)
+	if out, err := l.heddle(ctx, args...).CombinedOutput(); err != nil {
 		l.Fatalf("%v\n%s", err, out)
 	}
 }

@@ -43,7 +43,8 @@ func (l verbsLab) replaceAgent(bin string) {
 	testutil.NoError(l, lab.KillAgent(status[0].PID, syscall.SIGTERM))
 	ctx, cancel := context.WithTimeout(l.Context(), 4*testutil.WaitTimeout)
 	defer cancel()
-	up := exec.CommandContext(ctx, bin, "lab", "up", "--lab", l.name, "--nodes", "2", "--containers", "2", l.argument)
+	args := append([]string{"lab", "up", "--lab", l.name, "--nodes", "2", "--containers", "2"}, l.arguments...)
+	up := exec.CommandContext(ctx, bin, args...)
 	if out, err := up.CombinedOutput(); err != nil {
 		l.Fatalf("%v\n%s", err, out)
 	}

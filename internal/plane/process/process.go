@@ -38,13 +38,25 @@ type Program struct {
 	More []string
 	// OwnNetns gives it an empty network namespace.
 	OwnNetns bool
+	// Path is the file; empty: Find looks for it.
+	Path string
+	// Confined keeps it from what is not its; nil: it is Heddle's own, and as the agent is.
+	Confined *Confined
 }
 
 // Arguments are those that it is started with.
-func (p Program) Arguments() []string { return append([]string{"--agent", p.Socket}, p.More...) }
+func (p Program) Arguments() []string {
+	if p.Confined != nil {
+		return ConfinedArguments
+	}
+	return append([]string{"--agent", p.Socket}, p.More...)
+}
 
 // Find gives the program's path: beside Self, where the Debian package has it, or in PATH.
 func (p Program) Find() (string, error) {
+	if p.Path != "" {
+		return p.Path, nil
+	}
 	dir := filepath.Dir(p.Self)
 	for _, path := range []string{filepath.Join(dir, p.Name), filepath.Join(dir, "../lib/heddle", p.Name)} {
 		if found, err := exec.LookPath(path); err == nil {
@@ -90,7 +102,7 @@ func Reach[L Link](p Program, dial func(socket string) (L, error)) (link L, err 
 	if p.OwnNetns {
 		cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWNET
 	}
-	if err := cmd.Start(); err != nil {
+	if err := p.start(cmd); err != nil {
 		return link, fmt.Errorf("start %s: %w", program, err)
 	}
 	ended := make(chan error, 1)
@@ -183,14 +195,18 @@ func Runs(pid int, path string) (bool, error) {
 
 // Peer gives the process at the other end of a connection.
 func Peer(conn *net.UnixConn) (pid int, err error) {
-	raw, err := conn.SyscallConn()
+	peer, err := peer(conn)
 	if err != nil {
 		return 0, err
 	}
-	var peer *unix.Ucred
-	ctl := raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
-	if err := errors.Join(ctl, err); err != nil {
-		return 0, err
-	}
 	return int(peer.Pid), nil
+}
+
+func peer(conn *net.UnixConn) (of *unix.Ucred, err error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	ctl := raw.Control(func(fd uintptr) { of, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	return of, errors.Join(ctl, err)
 }

@@ -1,16 +1,17 @@
 package stacks
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/plane/process"
@@ -24,7 +25,7 @@ var programs = map[stack.Kind]struct{ name, socket, log string }{
 	stack.Netstack: {"heddle-netstack", "netstack.sock", "netstack.log"},
 }
 
-// Kinds are the stacks that modules run.
+// Kinds are the stacks that modules of Heddle's run; others are the operator's own (own.go).
 var Kinds = []stack.Kind{stack.Smoltcp, stack.Netstack}
 
 // StateFiles gives the modules' files in an agent's state directory.
@@ -32,7 +33,7 @@ func StateFiles() (files []string) {
 	for _, kind := range Kinds {
 		files = append(files, programs[kind].socket, programs[kind].log)
 	}
-	return files
+	return append(files, ownFolder)
 }
 
 func program(kind stack.Kind, self, stateDir string) process.Program {
@@ -67,9 +68,36 @@ type module struct {
 func newModules() map[stack.Kind]*module {
 	all := map[stack.Kind]*module{}
 	for _, kind := range Kinds {
-		all[kind] = &module{kind: kind, name: programs[kind].name, wake: make(chan struct{}, 1), there: make(chan struct{})}
+		all[kind] = newModule(kind, programs[kind].name)
 	}
 	return all
+}
+
+func newModule(kind stack.Kind, name string) *module {
+	return &module{kind: kind, name: name, wake: make(chan struct{}, 1), there: make(chan struct{})}
+}
+
+// moduleOf gives what runs a stack, nil if no module does. One of the operator's own begins to be
+// kept here.
+func (p *Plane) moduleOf(kind stack.Kind) *module {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	m := p.modules[kind]
+	if name, own := kind.Module(); m == nil && own {
+		m = newModule(kind, name)
+		p.modules[kind] = m
+		if p.runs != nil {
+			p.runs(m)
+		}
+	}
+	return m
+}
+
+// allModules gives them by name.
+func (p *Plane) allModules() []*module {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.SortedFunc(maps.Values(p.modules), func(a, b *module) int { return cmp.Compare(a.kind, b.kind) })
 }
 
 // wakeUp says that there is a tenant.
@@ -82,10 +110,13 @@ func (m *module) wakeUp() {
 
 // failure gives why there is no module although one was tried for; nil if there is one, or nobody
 // has wanted one.
-func (p *Plane) failure(m *module) error {
+func (p *Plane) failure(kind stack.Kind) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return m.failed
+	if m := p.modules[kind]; m != nil {
+		return m.failed
+	}
+	return nil
 }
 
 // current gives the connection to a module, nil if there is none.
@@ -144,10 +175,18 @@ func (p *Plane) reached() map[*tenant]*link {
 
 // Run keeps modules for the endpoints that want them, until ctx ends. The modules live on.
 func (p *Plane) Run(ctx context.Context) error {
+	p.adoptOwn()
 	var running sync.WaitGroup
+	p.mu.Lock()
+	p.runs = func(m *module) { running.Go(func() { p.run(ctx, m) }) }
 	for _, m := range p.modules {
-		running.Go(func() { p.run(ctx, m) })
+		p.runs(m)
 	}
+	p.mu.Unlock()
+	p.lookForOwn(ctx)
+	p.mu.Lock()
+	p.runs = nil // those that come now are the next agent's
+	p.mu.Unlock()
 	running.Wait()
 	return nil
 }
@@ -155,13 +194,13 @@ func (p *Plane) Run(ctx context.Context) error {
 // run keeps a module.
 func (p *Plane) run(ctx context.Context, m *module) {
 	// One that runs for endpoints that there are no more has to hear of that.
-	l, err := process.Adopt(program(m.kind, "", p.cfg.StateDir).Socket, dial)
+	l, err := process.Adopt(p.program(m.kind).Socket, p.dial(m))
 	for pause := firstPause; ; {
 		if l == nil {
 			if !p.awaitTenant(ctx, m) {
 				return
 			}
-			l, err = process.Reach(program(m.kind, p.cfg.Self, p.cfg.StateDir), dial)
+			l, err = p.reach(m)
 		}
 		began, ran := time.Now(), l != nil
 		if ran {
@@ -281,7 +320,7 @@ func (p *Plane) probe(ctx context.Context, m *module, l *link, ended <-chan stru
 		cancel()
 		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
 			p.why.hangs.Add()
-			_ = unix.Kill(l.pid, unix.SIGKILL) // or it has just ended
+			p.kill(m, l)
 			return fmt.Errorf("%s, process %d, does not answer within %s and was killed", m.name, l.pid, moduleAnswers)
 		}
 		p.retireIdle(ctx, m, l)

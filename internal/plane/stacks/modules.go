@@ -23,11 +23,10 @@ func (p *Plane) StackModules(ctx context.Context) (out []api.StackModule, err er
 	ctx, cancel := context.WithTimeout(ctx, moduleAnswers)
 	defer cancel()
 	var errs []error
-	for _, kind := range Kinds {
-		m := p.modules[kind]
+	for _, m := range p.allModules() {
 		tenants := p.tenantsOf(m)
 		p.mu.Lock()
-		l, report := m.link, api.StackModule{Stack: kind, Ended: m.ended, Drain: m.drains}
+		l, report := m.link, api.StackModule{Stack: m.kind, Ended: m.ended, Drain: m.drains}
 		p.mu.Unlock()
 		if l != nil {
 			report.PID = l.pid

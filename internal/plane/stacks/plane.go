@@ -49,6 +49,8 @@ type Config struct {
 	// Keeper and StacksChanged are those of plane.Host.
 	Keeper        func() trap.Keeper
 	StacksChanged func()
+	// OwnModules is the folder with the operator's own modules.
+	OwnModules string
 	// Drain is how long a module of an earlier build than the one installed may have connections;
 	// 0: for ever.
 	Drain  time.Duration
@@ -77,7 +79,9 @@ type Plane struct {
 	ids    atomic.Uint64 // that was given out last
 	cut    atomic.Uint64 // connections that policy forbids
 	// modules are the programs that run the TCP of tenants, a kind each.
-	modules map[stack.Kind]*module
+	modules map[stack.Kind]*module // guarded by mu
+	lacking map[stack.Kind]bool    // own modules that the node has not. Guarded by mu
+	runs    func(*module)          // keeps one from now on; nil: not yet, or not any more. Guarded by mu
 
 	// announce is held while a module is told of tenants, or one is added.
 	announce sync.Mutex
@@ -113,7 +117,7 @@ func (p *Plane) Declares() plane.Declaration { return Declaration }
 // Open makes the plane. Modules are reached, or started, by Run.
 func Open(cfg Config) (*Plane, error) {
 	p := &Plane{
-		cfg: cfg, pairs: newPairs(), why: newReasons(), modules: newModules(),
+		cfg: cfg, pairs: newPairs(), why: newReasons(), modules: newModules(), lacking: map[stack.Kind]bool{},
 		tenants: map[model.EndpointID]*tenant{}, retired: map[model.EndpointID]model.Traffic{}, choices: map[model.EndpointID]stack.Choice{}, devices: map[model.EndpointID]netcfg.EndpointDevice{},
 		limits: map[model.EndpointID]model.Limits{},
 	}
@@ -132,14 +136,15 @@ func (p *Plane) Name() string { return "stacks" }
 
 // ServeStack implements plane.Stacks.
 func (p *Plane) ServeStack(kind stack.Kind, s stack.Settings) error {
-	m := p.modules[kind]
-	if m == nil {
+	if kind.IsKernels() {
 		return plane.ErrOtherStack
 	}
-	if _, err := FindProgram(kind, p.cfg.Self); err != nil {
+	_, err := p.find(kind)
+	p.lacks(kind, err)
+	if err != nil {
 		return err
 	}
-	if err := p.failure(m); err != nil {
+	if err := p.failure(kind); err != nil {
 		return fmt.Errorf("its module does not run: %w", err)
 	}
 	if err := p.cfg.StackModules.StackDevices(); err != nil {
@@ -154,7 +159,7 @@ func (p *Plane) ServeStack(kind stack.Kind, s stack.Settings) error {
 func (p *Plane) SetStack(e model.Endpoint, c stack.Choice) error {
 	p.announce.Lock()
 	defer p.announce.Unlock()
-	chosen := p.modules[c.Stack] != nil
+	chosen := c.Stack != "" && p.moduleOf(c.Stack) != nil
 	p.mu.Lock()
 	p.choices[e.ID] = c
 	if !chosen {

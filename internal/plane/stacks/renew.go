@@ -5,8 +5,6 @@ import (
 	"os"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/plane/process"
 	"heddle.dev/heddle/internal/plane/stacks/protocol"
@@ -22,9 +20,9 @@ type build struct {
 // it, or it has drained for as long as it may: the next one is started at once, and told of all
 // that is bound or listens. Until then its connections live on, and new ones are its, too.
 func (p *Plane) renew(m *module, l *link, b *build, s *protocol.Stats) error {
-	path, err := FindProgram(m.kind, p.cfg.Self)
-	if err != nil {
-		return nil // there is no other
+	path, err := p.find(m.kind)
+	if err != nil || isScript(path) {
+		return nil // there is no other, or what runs is what interprets it
 	}
 	at, err := os.Stat(path)
 	if err != nil {
@@ -42,7 +40,7 @@ func (p *Plane) renew(m *module, l *link, b *build, s *protocol.Stats) error {
 	if !drains || !idle && !over {
 		return nil
 	}
-	_ = unix.Kill(l.pid, unix.SIGKILL) // or it has just ended
+	p.kill(m, l)
 	if idle {
 		return fmt.Errorf("%s, process %d, ran another build than the one installed, and nothing was connected by it: it is started anew", m.name, l.pid)
 	}

@@ -664,6 +664,18 @@ func TestServeStack(t *testing.T) {
 			t.Errorf("%s: %v", s, err)
 		}
 	}
+	p.cfg.OwnModules, p.lacking = dir, map[stack.Kind]bool{}
+	if err := p.ServeStack(stack.ModuleKind("mine"), stack.Settings{}); err == nil || !strings.Contains(err.Error(), filepath.Join(dir, "mine")) || !p.lacking[stack.ModuleKind("mine")] {
+		t.Errorf("a module of the operator's own that is not there: %v", err)
+	}
+	if err := checkSettings(stack.ModuleKind("mine"), stack.Settings{Congestion: "bbr", DelayedACK: stack.Duration(40 * time.Millisecond)}); err != nil {
+		t.Error(err)
+	}
+	for _, s := range []stack.Settings{{Congestion: "dctcp"}, {MSS: 1000}} {
+		if err := checkSettings(stack.ModuleKind("mine"), s); err == nil {
+			t.Errorf("%s is told to a module", s)
+		}
+	}
 	devices.none = unix.ENODEV
 	if err := p.ServeStack(stack.Smoltcp, stack.Settings{}); !errors.Is(err, unix.ENODEV) {
 		t.Errorf("a node without devices for modules: %v", err)

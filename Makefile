@@ -61,6 +61,7 @@ help:
 	@echo "make test-ui  the page of 'heddle ui' in Debian's Chromium, which it installs (root; a minute)"
 	@echo "make test-lsm  the second lock, on security hooks, and what the verifier of Debian's kernel says of all BPF programs, in emulated machines (root)"
 	@echo "make test-rdma-card  RDMA with a card, emulated, in two emulated machines (root)"
+	@echo "make test-arm64  the BPF programs on Debian's kernel for arm64, in an emulated machine (root)"
 	@echo "make test-encrypt  nodes that encrypt what they send each other, on Debian's kernel in an emulated machine (root; 10 minutes)"
 	@echo "make test-vm  TCP of an emulated machine without a network device, by queues in shared memory (root; a minute)"
 	@echo "make test-kernels  the core scenarios in emulated machines with Debian's kernels (root; a quarter of an hour each)"
@@ -345,6 +346,20 @@ machine:
 # The second lock, on security hooks, and what Debian's verifier says of all programs. Some minute.
 test-lsm: need-root machine
 	HEDDLE_KERNEL=$$(ls -d $(CURDIR)/$(OUT)/kernel/linux-image-*.deb) $(GO) test ./test/kernels -run 'TestLSM|TestVerifierWork' -count=1 -v -timeout 15m
+
+# The BPF programs on Debian's kernel for arm64: its verifier takes them, and the datapath's tests pass there. Its packages are
+# looked up beside this machine's own, whose architectures stay what they are.
+.PHONY: test-arm64
+ARM64 := $(OUT)/arm64
+test-arm64: need-root machine
+	$(call install,qemu-system-arm)
+	@mkdir -p $(ARM64)/lists/partial $(ARM64)/archives/partial
+	@printf '%s\n' 'APT::Architecture "arm64";' 'APT::Architectures { "arm64"; };' 'APT::Sandbox::User "root";' 'Dir::State "$(CURDIR)/$(ARM64)";' \
+		'Dir::State::status "/dev/null";' 'Dir::Cache "$(CURDIR)/$(ARM64)";' >$(ARM64)/apt.conf
+	@[ -n "$$(ls $(ARM64)/linux-image-*.deb 2>/dev/null)" ] || { export APT_CONFIG=$(CURDIR)/$(ARM64)/apt.conf; apt-get update -qq && cd $(ARM64) && apt-get download -qq busybox-static \
+		"$$(apt-cache depends linux-image-arm64 | sed -n 's/.*Depends: \(linux-image-[0-9].*\)/\1/p' | head -1)"; }
+	HEDDLE_KERNEL=$$(ls -d $(CURDIR)/$(ARM64)/linux-image-*.deb) HEDDLE_BUSYBOX=$$(ls -d $(CURDIR)/$(ARM64)/busybox-static_*.deb) \
+		$(GO) test ./test/kernels -run TestARM64 -count=1 -v -timeout 70m
 
 # WireGuard between the nodes of a lab. Some ten minutes.
 .PHONY: test-encrypt

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"testing"
 	"time"
 
@@ -41,18 +42,39 @@ func TestVerifierWork(t *testing.T) {
 	testDatapath(t, kernel, "uname -r; /datapath.test -test.run 'TestVerifierWork$' -test.v", "")
 }
 
+// ofSources are tests that read the programs' sources, which are not in the machine.
+const ofSources = "'TestLoopbackAliasMatches|TestMirrorMatches'"
+
+// TestARM64 has an arm64 kernel's verifier take every program, and runs the tests of the datapath
+// there.
+func TestARM64(t *testing.T) {
+	kernel, busybox := os.Getenv("HEDDLE_KERNEL"), os.Getenv("HEDDLE_BUSYBOX")
+	if kernel == "" || busybox == "" {
+		t.Skip("HEDDLE_KERNEL and HEDDLE_BUSYBOX do not name packages of arm64: make test-arm64 gets them")
+	}
+	testDatapathOn(t, machine.Image{Kernel: kernel, BusyBox: busybox}, "arm64", "uname -rm; /datapath.test -test.v -test.timeout 60m -test.skip "+ofSources, "", time.Hour)
+}
+
 // testDatapath runs a script with the datapath's tests, /datapath.test, on the kernel of a package.
 func testDatapath(t *testing.T, kernel, script, arguments string) {
 	t.Helper()
+	testDatapathOn(t, machine.Image{Kernel: kernel}, runtime.GOARCH, script, arguments, timeout)
+}
+
+// testDatapathOn does so in a machine of an image, of an architecture as Go has it.
+func testDatapathOn(t *testing.T, image machine.Image, arch, script, arguments string, limit time.Duration) {
+	t.Helper()
 	dir := t.TempDir()
 	program := filepath.Join(dir, "datapath.test")
-	build, err := exec.Command("go", "test", "-c", "-o", program, "heddle.dev/heddle/internal/plane/tcp/datapath").CombinedOutput()
-	if err != nil {
-		t.Fatalf("build the test: %v: %s", err, build)
+	build := exec.Command("go", "test", "-c", "-o", program, "heddle.dev/heddle/internal/plane/tcp/datapath")
+	build.Env = append(os.Environ(), "GOARCH="+arch, "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build the test: %v: %s", err, out)
 	}
-	built, err := machine.Image{Kernel: kernel, Files: map[string]string{"/datapath.test": program}}.Build(dir)
+	image.Files = map[string]string{"/datapath.test": program}
+	built, err := image.Build(dir)
 	testutil.NoError(t, err)
-	ctx, cancel := context.WithTimeout(t.Context(), timeout)
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
 	code, err := built.Run(ctx, script, machine.Options{Arguments: arguments, Console: machine.Lines(func(line string) { t.Log(line) })})
 	testutil.NoError(t, err)

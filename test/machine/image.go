@@ -22,8 +22,12 @@ import (
 
 // Image says what a machine has.
 type Image struct {
-	// Kernel is a package's file, linux-image-*.deb, with modules.
+	// Kernel is a package's file, linux-image-*.deb, with modules. Its architecture is the
+	// machine's: amd64, or arm64, which has Files only, and the BusyBox of a package.
 	Kernel string
+	// BusyBox is the package busybox-static of the machine's architecture. Empty: this machine's
+	// own.
+	BusyBox string
 	// Modules are loaded before the script runs, each after those that it needs.
 	Modules []string
 	// Programs are names in PATH, or paths; they are at the same paths in the machine, with the
@@ -42,6 +46,7 @@ type Image struct {
 // Built is an image in a folder, ready to boot.
 type Built struct {
 	kernel, initramfs string
+	arch              arch
 	modules           string // those of the kernel, for a machine with Root
 }
 
@@ -58,13 +63,17 @@ func (i Image) Build(dir string) (Built, error) {
 			return Built{}, err
 		}
 	}
+	kind, err := i.arch()
+	if err != nil {
+		return Built{}, err
+	}
 	steps := []func(dir, root string) error{i.addKernel, i.addPrograms, i.addFiles, pack}
 	for _, step := range steps {
 		if err := step(dir, root); err != nil {
 			return Built{}, fmt.Errorf("make the image of a machine: %w", err)
 		}
 	}
-	built := Built{kernel: filepath.Join(dir, "vmlinux"), initramfs: filepath.Join(dir, "initramfs")}
+	built := Built{kernel: filepath.Join(dir, "vmlinux"), initramfs: filepath.Join(dir, "initramfs"), arch: kind}
 	if i.Root {
 		built.modules = filepath.Join(dir, "kernel/lib/modules")
 	}
@@ -86,11 +95,18 @@ func (i Image) addKernel(dir, root string) error {
 		return fmt.Errorf("%s has modules of %d kernels, and not of one: %w", i.Kernel, len(versions), err)
 	}
 	version := filepath.Base(versions[0])
-	packed, err := os.ReadFile(filepath.Join(tree, "boot/vmlinuz-"+version))
+	image, err := os.ReadFile(filepath.Join(tree, "boot/vmlinuz-"+version))
 	if err != nil {
 		return err
 	}
-	if err := unpack(packed, filepath.Join(dir, "vmlinux")); err != nil {
+	if kind, err := i.arch(); err != nil {
+		return err
+	} else if kind.packed {
+		err = unpack(image, filepath.Join(dir, "vmlinux"))
+	} else {
+		err = os.WriteFile(filepath.Join(dir, "vmlinux"), image, 0o644)
+	}
+	if err != nil {
 		return fmt.Errorf("unpack the kernel: %w", err)
 	}
 	if err := run("/sbin/depmod", "-b", tree, version); err != nil {
@@ -183,8 +199,8 @@ export PATH=/usr/bin:/usr/sbin:/bin:/sbin:/applets HOME=/root
 mount -t proc proc /proc
 mount -t devtmpfs dev /dev
 ` + systemMounts + `for module in $(cat /modules/order); do insmod /modules/$module || echo "machine: $module cannot be loaded"; done
-/usr/bin/dash /script
-echo "code $?" >/dev/ttyS1
+@SHELL@ /script
+echo "code $?" >@END@
 poweroff -f
 `
 
@@ -216,16 +232,30 @@ exec $busybox switch_root $root /bin/sh /run/system
 const systemScript = `export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin HOME=/root
 ` + systemMounts + `cd /root
 sh /run/script
-echo "code $?" >/dev/ttyS1
+echo "code $?" >@END@
 echo o >/proc/sysrq-trigger
 exec sleep 60
 `
 
-func (i Image) addPrograms(_, root string) error {
-	if err := copyFile("/bin/busybox", filepath.Join(root, "usr/bin/busybox")); err != nil {
+func (i Image) addPrograms(dir, root string) error {
+	kind, err := i.arch()
+	if err != nil {
 		return err
 	}
-	for _, name := range append([]string{"/usr/bin/dash"}, i.Programs...) {
+	programs := i.Programs
+	if kind.own() {
+		programs = append([]string{kind.shell}, programs...)
+	}
+	if i.BusyBox != "" {
+		if err := run("dpkg-deb", "--extract", i.BusyBox, filepath.Join(dir, "busybox")); err != nil {
+			return err
+		}
+	}
+	busybox := map[bool]string{true: "/bin/busybox", false: filepath.Join(dir, "busybox/bin/busybox")}[i.BusyBox == ""]
+	if err := copyFile(busybox, filepath.Join(root, "usr/bin/busybox")); err != nil {
+		return err
+	}
+	for _, name := range programs {
 		path, err := exec.LookPath(name)
 		if err != nil {
 			return err
@@ -238,9 +268,10 @@ func (i Image) addPrograms(_, root string) error {
 	if i.Root {
 		begin = rootScript
 	}
+	scripts := strings.NewReplacer("@SHELL@", kind.shell, "@END@", kind.end)
 	for path, text := range map[string]string{
-		"init":              begin,
-		"system":            systemScript,
+		"init":              scripts.Replace(begin),
+		"system":            scripts.Replace(systemScript),
 		"etc/passwd":        "root:x:0:0:root:/root:/bin/sh\n",
 		"etc/group":         "root:x:0:\n",
 		"etc/hosts":         "127.0.0.1 localhost\n",

@@ -38,7 +38,7 @@ type Options struct {
 
 // kernelArguments are those of every machine. The check that it leaves out counts ticks in a time
 // of this machine's, which a busy one does not keep.
-const kernelArguments = "console=ttyS0 quiet panic=-1 no_timer_check"
+const kernelArguments = "quiet panic=-1 no_timer_check"
 
 // ErrNoEnd says that a machine did not say how its script ended: it has crashed, or ctx was over.
 var ErrNoEnd = errors.New("the machine ended before its script did")
@@ -56,8 +56,9 @@ func (b Built) Run(ctx context.Context, script string, o Options) (code int, err
 		return 0, err
 	}
 	arguments := []string{"-accel", "tcg,thread=multi", "-cpu", "max", "-m", strconv.Itoa(max(o.Megabytes, 1024)), "-smp", strconv.Itoa(max(o.Processors, 1)),
-		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-serial", "stdio", "-serial", "file:" + end,
-		"-kernel", b.kernel, "-initrd", initramfs, "-append", kernelArguments + " " + o.Arguments}
+		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+		"-kernel", b.kernel, "-initrd", initramfs, "-append", b.arch.console + " " + kernelArguments + " " + o.Arguments}
+	arguments = append(arguments, b.arch.machine(end)...)
 	if b.modules != "" {
 		for tag, path := range map[string]string{"root": "/", "modules": b.modules} {
 			arguments = append(arguments, "-virtfs", fmt.Sprintf("local,path=%s,mount_tag=%s,security_model=none,readonly=on,multidevs=remap", path, tag))
@@ -73,7 +74,7 @@ func (b Built) Run(ctx context.Context, script string, o Options) (code int, err
 		arguments = append(arguments, "-object", fmt.Sprintf("memory-backend-file,id=shared,share=on,mem-path=%s,size=%dM", o.Memory, o.MemoryMegabytes),
 			"-device", "ivshmem-plain,memdev=shared")
 	}
-	words := append(slices.Clone(o.Through), append([]string{"qemu-system-x86_64"}, arguments...)...)
+	words := append(slices.Clone(o.Through), append([]string{b.arch.emulator}, arguments...)...)
 	cmd := exec.CommandContext(ctx, words[0], words[1:]...)
 	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = o.Console, o.Console, o.Links
 	cmd.WaitDelay = time.Second

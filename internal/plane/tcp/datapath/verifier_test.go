@@ -38,7 +38,7 @@ func TestVerifierWork(t *testing.T) {
 }
 
 func verify(t *testing.T, cfg Config) {
-	const most, mostOfOne, mostStack = 300_000, 100_000, 512 + loopExtra
+	const most, mostOfOne, mostStack = 400_000, 100_000, 512 + loopExtra
 	spec, err := loadHeddle()
 	if err != nil {
 		t.Fatal(err)

@@ -99,14 +99,15 @@ func (i Image) addKernel(dir, root string) error {
 	if err != nil {
 		return err
 	}
-	if kind, err := i.arch(); err != nil {
-		return err
-	} else if kind.packed {
-		err = unpack(image, filepath.Join(dir, "vmlinux"))
-	} else {
-		err = os.WriteFile(filepath.Join(dir, "vmlinux"), image, 0o644)
-	}
+	kind, err := i.arch()
 	if err != nil {
+		return err
+	}
+	write := unpack
+	if !kind.packed {
+		write = func(image []byte, to string) error { return os.WriteFile(to, image, 0o644) }
+	}
+	if err := write(image, filepath.Join(dir, "vmlinux")); err != nil {
 		return fmt.Errorf("unpack the kernel: %w", err)
 	}
 	if err := run("/sbin/depmod", "-b", tree, version); err != nil {

@@ -97,8 +97,12 @@ func (t *topology) change(local []netip.Prefix, nodes []model.Node, endpoints mo
 			}
 			if c.After.Translated() {
 				m := mappedNode(c.After)
-				// What was there, if anything, or the zero value.
-				out.inner[m.Inner], out.outer[m.Outer] = out.inner[m.Inner], out.outer[m.Outer]
+				if _, is := out.inner[m.Inner]; !is {
+					out.inner[m.Inner] = heddleMappedNode{}
+				}
+				if _, is := out.outer[m.Outer]; !is {
+					out.outer[m.Outer] = heddleMappedNode{}
+				}
 				t.byInner[m.Inner], t.byOuter[m.Outer] = m, m
 			}
 		}

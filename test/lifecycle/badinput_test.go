@@ -26,7 +26,7 @@ func TestAgentRefuses(t *testing.T) {
 	}{
 		{name: "no underlay", args: []string{"--underlay", ""}, says: []string{"--underlay", "address other nodes reach"}},
 		{name: "malformed underlay", args: []string{"--underlay", "10.0.0"}, says: []string{"--underlay", "10.0.0"}},
-		{name: "IPv6 underlay", args: []string{"--underlay", "2001:db8::1"}, says: []string{"underlay", "2001:db8::1", "IPv4"}},
+		{name: "unknown IPv6 underlay", args: []string{"--underlay", "2001:db8::1"}, says: []string{"underlay", "2001:db8::1", "no device here"}},
 		{name: "unknown underlay", args: []string{"--underlay", "192.0.2.77"}, says: []string{"underlay", "192.0.2.77"}},
 		{name: "unknown underlay, other store", args: []string{"--underlay", "192.0.2.77", "--store", "http://192.0.2.1:2379"}, says: []string{"underlay", "192.0.2.77"}},
 		{name: "node name", args: []string{"--node", "Bad_Name"}, says: []string{"node name", "Bad_Name", "a-z"}},

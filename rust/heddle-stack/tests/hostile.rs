@@ -243,11 +243,20 @@ fn a_flood_of_syns_keeps_nobody_out() {
     while flood(16) < 10_000 {
         server.client.stats(1).unwrap();
     }
-    // It goes on while the old connection is used, and a new one is made.
-    assert!(echoes(&program, &accepted, || _ = flood(4)));
+    // It goes on while the old connection is used, and a new one is made. No faster than the module
+    // reads: what finds no room on the way is lost, whoever sent it.
+    macro_rules! flooded {
+        () => {
+            || {
+                flood(4);
+                server.client.stats(1).unwrap();
+            }
+        };
+    }
+    assert!(echoes(&program, &accepted, flooded!()));
     let (another, its) = connect(&mut server, &mut || _ = flood(4));
-    assert!(echoes(&another, &its, || _ = flood(4)));
-    assert!(echoes(&program, &accepted, || _ = flood(4)));
+    assert!(echoes(&another, &its, flooded!()));
+    assert!(echoes(&program, &accepted, flooded!()));
     let stats = server.client.stats(1).unwrap();
     assert!(stats.half_open <= HALF_OPEN_MOST && stats.drop_backlog > 8000, "{stats:?}");
     assert_eq!((stats.accepted, stats.connections - stats.half_open), (2, 2), "{stats:?}");

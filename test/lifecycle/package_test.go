@@ -312,7 +312,7 @@ print("connected", flush=True)
 	})
 	before := m.sh("cat /sys/fs/cgroup/system.slice/heddled.service/agent/cgroup.procs")
 	m.sh("systemctl kill --kill-who=all --signal=KILL heddled")
-	testutil.Eventually(t, "another agent, fd keeper, router and heddled-lockwait", func() (bool, string) {
+	testutil.Eventually(t, "another agent, fd keeper, router with its opener, and heddled-lockwait", func() (bool, string) {
 		said, err := m.try("heddle status && heddle connections")
 		now, _ := m.try("cat /sys/fs/cgroup/system.slice/heddled.service/agent/cgroup.procs")
 		for _, pid := range strings.Fields(now) {
@@ -320,7 +320,7 @@ print("connected", flush=True)
 				return false, now
 			}
 		}
-		return err == nil && len(strings.Fields(now)) == 4, said + now
+		return err == nil && len(strings.Fields(now)) == 5, said + now
 	})
 	m.sh("echo go >/run/late")
 	if said, err := wait(); err != nil || !strings.Contains(said, "connected") {

@@ -70,6 +70,7 @@ static __noinline int cross_out(struct __sk_buff *skb, const struct packet *p, i
 		return TC_ACT_SHOT;
 	barrier(); /* the compiler must not write the mark through a moved context pointer */
 	skb->mark = 0;
+	skb->tc_index = INDEX_CROSSING;
 	return bpf_redirect(ifindex, BPF_F_INGRESS);
 }
 

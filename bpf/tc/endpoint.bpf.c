@@ -108,7 +108,8 @@ static __always_inline int from_endpoint_verdict(struct __sk_buff *skb)
 	int kind, verdict;
 	__u32 reason;
 
-	skb->tc_index = 0;
+	if (!has_index(skb, INDEX_CROSSING))
+		skb->tc_index = 0;
 	self = bpf_map_lookup_elem(&endpoint_by_ifindex, &ifindex);
 	reason = refuse_frame(skb, self ? self->addr4.word[3] : 0);
 	if (reason)

@@ -6,6 +6,7 @@
 #include "include/mirror.h"
 #include "policy/decide.h"
 #include "policy/filter.h"
+#include "tc/crossing.h"
 #include "tc/divert.h"
 #include "tc/nat.h"
 #include "tc/packet.h"
@@ -14,6 +15,7 @@
 /* Ingress of the VXLAN device. */
 static __always_inline int from_overlay_verdict(struct __sk_buff *skb)
 {
+	struct flow_key k = {};
 	struct endpoint *ep;
 	bool taken = false;
 	struct packet p;
@@ -41,7 +43,13 @@ static __always_inline int from_overlay_verdict(struct __sk_buff *skb)
 	case FORWARD_WAITS: /* then this is a RST, for what waited */
 		end_time_wait(skb, &p, BPF_F_INGRESS);
 	}
-	return towards(skb, &p, ep, 0, &taken);
+	action = towards(skb, &p, ep, 0, &taken);
+	if (action != TC_ACT_OK || taken || skb->mark == config_reject_mark || !packets_redirected)
+		return action;
+	/* As to_endpoint has it. */
+	if (ep->flags & ENDPOINT_STACK || is_crossed(skb, &p, ep, &k))
+		return by_stack(REASON_ROUTE_INTERCEPTED);
+	return enter(skb, &p, ep);
 }
 
 SEC("tc")

@@ -32,10 +32,11 @@ struct packet {
 /* skb->tc_index: what a program remembers of a packet from one hook to the next. Nothing else of
  * the node sets it, and what a container set from_endpoint clears. */
 #define INDEX_OURS       0x4800
-#define INDEX_QUEUED     (INDEX_OURS | 1) /* on its way through the shaping device */
-#define INDEX_SENT       (INDEX_OURS | 2) /* counted for the container that sent it */
-#define INDEX_BEYOND     (INDEX_OURS | 4) /* a container sent it to an address beyond the overlay */
-#define INDEX_REDIRECTED (INDEX_OURS | 8) /* from_endpoint sent it here: nothing more is to be asked */
+#define INDEX_QUEUED     (INDEX_OURS | 1)  /* on its way through the shaping device */
+#define INDEX_SENT       (INDEX_OURS | 2)  /* counted for the container that sent it */
+#define INDEX_BEYOND     (INDEX_OURS | 4)  /* a container sent it to an address beyond the overlay */
+#define INDEX_REDIRECTED (INDEX_OURS | 8)  /* from_endpoint sent it here: nothing more is to be asked */
+#define INDEX_CROSSING   (INDEX_OURS | 16) /* a node socket sent it, by the container's device */
 
 static __always_inline bool has_index(const struct __sk_buff *skb, __u32 index)
 {

@@ -176,9 +176,11 @@ static __noinline int leave(struct __sk_buff *skb, const struct packet *p, int k
 	const __u32 elsewhere = ROUTE_SELF | ROUTE_NODE_ADDR | ROUTE_ADOPTED;
 	struct route *to = NULL;
 	struct vtep *vtep;
+	bool crosses = has_index(skb, INDEX_CROSSING);
 
 	if (!p || !self)
 		return TC_ACT_SHOT;
+	skb->tc_index = 0;
 	if (!peer) {
 		to = route_to(p->ip.daddr);
 		if (!to || to->flags & elsewhere) {
@@ -188,8 +190,9 @@ static __noinline int leave(struct __sk_buff *skb, const struct packet *p, int k
 	}
 	if (!packets_redirected || p->ip.saddr != self->addr4.word[3] || self->flags & ENDPOINT_ADOPTED)
 		return TC_ACT_OK;
-	/* Node sockets may be at its addresses, and to_endpoint knows. */
-	if (kind == PACKET_TCP && self->flags & ENDPOINT_INTERCEPTED)
+	/* The way back of these is by to_endpoint. */
+	if (kind == PACKET_TCP &&
+	    (crosses || self->flags & ENDPOINT_STACK || (peer && self->flags & ENDPOINT_INTERCEPTED)))
 		return by_stack(REASON_ROUTE_INTERCEPTED);
 	if (limits_in_force && limit_of(self->id))
 		return by_stack(REASON_ROUTE_LIMIT);

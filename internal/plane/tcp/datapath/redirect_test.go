@@ -197,6 +197,11 @@ func TestRedirectLeavesToTheStack(t *testing.T) {
 	})
 	t.Run("intercepted", func(t *testing.T) {
 		setSender(t, d, heddleEndpoint{Addr4: fromAddr(overlayB), Id: 5, Flags: uint32(heddleEndpointFlagsENDPOINT_INTERCEPTED)})
+		sends(t, d, from, frame(overlayB, netip.MustParseAddr("10.244.1.9"), 80, tcpSYN, nil), actRedirect, heddleHeddleReasonREASON_REDIRECT_OVERLAY)
+		sends(t, d, from, frame(overlayB, besideB, 80, tcpSYN, nil), actOK, heddleHeddleReasonREASON_ROUTE_INTERCEPTED)
+	})
+	t.Run("a module's", func(t *testing.T) {
+		setSender(t, d, heddleEndpoint{Addr4: fromAddr(overlayB), Id: 5, Flags: uint32(heddleEndpointFlagsENDPOINT_STACK)})
 		sends(t, d, from, frame(overlayB, netip.MustParseAddr("10.244.1.9"), 80, tcpSYN, nil), actOK, heddleHeddleReasonREASON_ROUTE_INTERCEPTED)
 	})
 	t.Run("another network's device", func(t *testing.T) {

@@ -62,7 +62,7 @@ func TestParseStacksRefuses(t *testing.T) {
 		says       string
 	}{
 		"no selector":      {head + "stack: kernel\n", "selector", 0, "write selector: {}"},
-		"unknown stack":    {head + "selector: {}\nstack: lwip\n", "stack", 5, "kernel, shared-memory, netstack or smoltcp"},
+		"unknown stack":    {head + "selector: {}\nstack: lwip\n", "stack", 5, "kernel, shared-memory, netstack, smoltcp, or module/NAME"},
 		"unknown field":    {head + "selector: {}\nstack: kernel\nsettings:\n  cc: bbr\n", "settings", 7, `"cc" is not known`},
 		"window":           {head + "selector: {}\nstack: kernel\nsettings:\n  initial_window: 5000\n", "settings.initial_window", 7, "want 1 to 1000"},
 		"zero":             {head + "selector: {}\nstack: kernel\nsettings: {mss: 0}\n", "settings.mss", 6, "above 0"},
@@ -70,7 +70,7 @@ func TestParseStacksRefuses(t *testing.T) {
 		"rate":             {head + "selector: {}\nstack: kernel\nsettings: {pacing_rate: fast}\n", "settings.pacing_rate", 6, "is no rate"},
 		"keepalive":        {head + "selector: {}\nstack: kernel\nsettings:\n  keepalive: {idle: 1s, interval: 1s}\n", "settings.keepalive.count", 0, "is missing"},
 		"keepalive parts":  {head + "selector: {}\nstack: kernel\nsettings:\n  keepalive: {idle: 1500ms, interval: 1s, count: 1}\n", "settings.keepalive.idle", 7, "whole seconds"},
-		"kernel's memory":  {head + "selector: {}\nstack: kernel\nsettings: {memory: 1048576}\n", "settings.memory", 6, "netstack or smoltcp"},
+		"kernel's memory":  {head + "selector: {}\nstack: kernel\nsettings: {memory: 1048576}\n", "settings.memory", 6, "a stack in user space"},
 		"changeable":       {head + "selector: {}\nstack: kernel\nsettings: {ecn: true}\nchangeable: [ecn]\n", "changeable[0]", 7, "no setting that programs can change"},
 		"changeable unset": {head + "selector: {}\nstack: kernel\nchangeable: [mss]\n", "changeable[0]", 6, "not in settings"},
 		"fallback":         {head + "selector: {}\nstack: kernel\nfallback: host\n", "fallback", 6, "kernel or refuse"},

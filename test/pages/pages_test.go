@@ -69,8 +69,8 @@ until heddle status; do sleep 0.1; done`
 
 const installed = `install bin/heddle bin/heddled bin/heddle-runtime /usr/local/bin/`
 
-// everything is for pages about a lab, which runs what lies beside heddle.
-const everything = `install bin/* /usr/local/bin/`
+// everything is for pages about a lab, which runs what lies beside heddle: not bin/attack.
+const everything = `find bin -maxdepth 1 -type f -exec install -t /usr/local/bin {} +`
 
 // trials are all sessions. What is in none has its reason in notTried.
 var trials = []trial{

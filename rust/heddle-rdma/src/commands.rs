@@ -514,7 +514,7 @@ impl Objects {
         let number = self.forget_region(context, handle)?;
         if protects(Protection::UnderWay) {
             let endpoint = self.contexts.get(context).map_or(0, |c| c.endpoint);
-            self.await_copies(endpoint, number);
+            self.await_copies(endpoint, |user| user.region == number);
         }
         Ok(done())
     }

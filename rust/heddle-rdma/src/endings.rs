@@ -44,7 +44,7 @@ impl Objects {
         let Some(context) = self.contexts.get_mut(handle) else { return };
         for number in std::mem::take(&mut context.qps) {
             // What refuses is gone already.
-            let _ = self.destroy_qp(handle, number);
+            let _ = self.forget_qp(handle, number);
         }
         macro_rules! of {
             ($($table:ident $destroy:ident),*) => {$(

@@ -179,27 +179,27 @@ impl Region {
     /// Adds the pieces that bytes of it consist of.
     fn pieces(
         &self,
-        key: u32,
+        user: User,
         from: u64,
         length: usize,
         pieces: &mut Vec<Piece>,
     ) -> Result<(), Fault> {
         let end = from + length as u64;
-        let Some(mapped) = &self.mapped else { return self.of_program(key, from, end, pieces) };
+        let Some(mapped) = &self.mapped else { return self.of_program(user, from, end, pieces) };
         let (first, last) = (mapped.first, mapped.first + mapped.length);
-        self.of_program(key, from, end.min(first), pieces)?;
+        self.of_program(user, from, end.min(first), pieces)?;
         let (begin, stop) = (from.max(first), end.min(last));
         if begin < stop {
             let (shared, at) = (Arc::clone(&mapped.shared), mapped.at + (begin - first));
             let backing = Backing::Shared(mapped.endpoint, shared, at);
-            pieces.push(Piece { key, region: self.number, backing, length: size(stop - begin)? });
+            pieces.push(Piece { user, backing, length: size(stop - begin)? });
         }
-        self.of_program(key, from.max(last), end, pieces)
+        self.of_program(user, from.max(last), end, pieces)
     }
 
     fn of_program(
         &self,
-        key: u32,
+        user: User,
         begin: u64,
         end: u64,
         pieces: &mut Vec<Piece>,
@@ -210,7 +210,7 @@ impl Region {
         let (process, address) = self.process.as_ref().ok_or(Fault)?;
         let at = address.checked_add(begin).ok_or(Fault)?;
         let backing = Backing::Process(Arc::clone(process), at);
-        pieces.push(Piece { key, region: self.number, backing, length: size(end - begin)? });
+        pieces.push(Piece { user, backing, length: size(end - begin)? });
         Ok(())
     }
 }
@@ -222,16 +222,25 @@ fn size(length: u64) -> Result<usize, Fault> {
 /// What a key is to be used for.
 #[derive(Clone, Copy)]
 pub(crate) struct Use {
+    /// The queue pair that names it, or whose peer does.
+    pub(crate) qp: u32,
     pub(crate) pd: u32,
     /// `enum ibv_access_flags`; 0: reading by the owner.
     pub(crate) access: u32,
 }
 
+/// By what bytes are touched: both have to be there for it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct User {
+    /// The key of the region, and the region's number.
+    key: u32,
+    pub(crate) region: u64,
+    pub(crate) qp: u32,
+}
+
 /// Bytes somewhere, found and checked.
 pub(crate) struct Piece {
-    /// The key of its region, and the region's number.
-    key: u32,
-    region: u64,
+    user: User,
     backing: Backing,
     length: usize,
 }
@@ -289,7 +298,8 @@ pub(crate) fn find(
     pieces: &mut Vec<Piece>,
 ) -> Result<(), Fault> {
     let (region, offset) = look(regions, key, address, length, usage)?;
-    region.pieces(key, offset, length, pieces)
+    let user = User { key, region: region.number, qp: usage.qp };
+    region.pieces(user, offset, length, pieces)
 }
 
 /// Copies bytes through memory of its own, [`CHUNK`] at a time.
@@ -394,6 +404,12 @@ impl Objects {
         self.with_pieces(|worker, copier, from, to| copier.copy(worker, from, to))
     }
 
+    /// Whether the region and the queue pair are still there.
+    fn may_touch(&self, user: User) -> bool {
+        let region = self.regions.get(user.key);
+        region.is_some_and(|r| r.number == user.region) && self.qps.get(user.qp).is_some()
+    }
+
     /// Whether one side is memory of a program's own, whose pages come when it likes, and the other
     /// one is another endpoint's.
     fn are_strangers(&self) -> bool {
@@ -413,7 +429,7 @@ impl Objects {
             let own = (own.as_mut_ptr(), length);
             self.touching(&from, &[], |w| transfer(w, own, &from, false))
                 .map_err(|Fault| Side::Source)?;
-            if !to.iter().all(|piece| piece.is_registered(&self.regions)) {
+            if !to.iter().all(|piece| self.may_touch(piece.user)) {
                 return Err(Side::Destination);
             }
             self.touching(&[], &to, |w| transfer(w, own, &to, true))
@@ -470,14 +486,8 @@ impl Piece {
         self.length
     }
 
-    /// The number of its region.
-    pub(crate) fn region(&self) -> u64 {
-        self.region
-    }
-
-    /// Whether its region is still there.
-    fn is_registered(&self, regions: &Regions) -> bool {
-        regions.get(self.key).is_some_and(|region| region.number == self.region)
+    pub(crate) fn user(&self) -> User {
+        self.user
     }
 
     /// Whose it is.

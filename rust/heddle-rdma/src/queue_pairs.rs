@@ -15,6 +15,7 @@ use crate::commands::{
 };
 use crate::endpoint::Quota;
 use crate::objects::{Capabilities, Objects, Qp};
+use crate::protection::{Protection, protects};
 use crate::queues::{ReceiveRing, SendRing};
 
 impl Objects {
@@ -202,7 +203,21 @@ impl Objects {
         Ok(answer(&abi::verbs_query_qp_reply { attr, ..Default::default() }))
     }
 
-    pub(crate) fn destroy_qp(&mut self, context: u32, number: u32) -> Result<Answer, Errno> {
+    pub(crate) fn destroy_qp(
+        self: &mut Box<Self>,
+        context: u32,
+        number: u32,
+    ) -> Result<Answer, Errno> {
+        self.forget_qp(context, number)?;
+        if protects(Protection::UnderWay) {
+            let endpoint = self.contexts.get(context).map_or(0, |c| c.endpoint);
+            self.await_copies(endpoint, |user| user.qp == number);
+        }
+        Ok(done())
+    }
+
+    /// Gives a queue pair up, for which copies may still be under way.
+    pub(crate) fn forget_qp(&mut self, context: u32, number: u32) -> Result<(), Errno> {
         usable(self.qps.get(number).filter(|q| owns(context, q.context)))?;
         self.unlink(number);
         self.leave_groups(number);
@@ -224,7 +239,7 @@ impl Objects {
         let memory = Arc::clone(&qp.memory);
         drop(qp);
         self.let_go_of(context, memory);
-        Ok(done())
+        Ok(())
     }
 }
 

@@ -499,13 +499,13 @@ impl Objects {
 
     /// What entries of a queue pair's own requests may name.
     pub(crate) fn local(&self, number: u32, access: u32) -> Use {
-        Use { pd: self.qps.get(number).map_or(0, |q| q.pd), access }
+        Use { qp: number, pd: self.qps.get(number).map_or(0, |q| q.pd), access }
     }
 
     /// What the peer of a queue pair may name, if the queue pair allows that at all.
     pub(crate) fn remote(&self, number: u32, access: u32) -> Option<Use> {
         let qp = self.qps.get(number)?;
-        (qp.attr.access & access == access).then_some(Use { pd: qp.pd, access })
+        (qp.attr.access & access == access).then_some(Use { qp: number, pd: qp.pd, access })
     }
 }
 

@@ -1,16 +1,17 @@
-//! Which regions copies that are under way touch: who deregisters one is told so when no thread
-//! reads or writes its bytes any more, since they are the program's own again from then on.
+//! Which memory copies that are under way touch: who deregisters a region, or destroys a queue pair
+//! that has requests, is told so when no thread reads or writes the bytes any more, since they are
+//! the program's own again from then on.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 
-use crate::memory::Piece;
+use crate::memory::{Piece, User};
 use crate::objects::Objects;
 
 /// Copies by threads that have put the baton down for it.
 #[derive(Default)]
 pub(crate) struct UnderWay {
-    /// Each copy's number, and that of a region that it touches.
-    touched: Vec<(u64, u64)>,
+    /// Each copy's number, and by what it touches something.
+    touched: Vec<(u64, User)>,
     copies: u64,
     regions: u64,
     /// Threads that wait for the end of one.
@@ -55,7 +56,7 @@ impl Objects {
         let under_way = &mut self.under_way;
         under_way.copies += 1;
         let number = under_way.copies;
-        under_way.touched.extend(from.iter().chain(to).map(|piece| (number, piece.region())));
+        under_way.touched.extend(from.iter().chain(to).map(|piece| (number, piece.user())));
         number
     }
 
@@ -66,11 +67,12 @@ impl Objects {
         }
     }
 
-    /// Waits until no thread copies bytes of a region of this endpoint, which is gone already. A
-    /// page that holds the copy up is the endpoint's own, or is swapped out: with it no memory is
-    /// touched whose pages come as another program likes. So this endpoint gets a thread.
-    pub(crate) fn await_copies(self: &mut Box<Self>, endpoint: u32, region: u64) {
-        while self.under_way.touched.iter().any(|(_, touched)| *touched == region) {
+    /// Waits until no thread copies bytes by such a region or queue pair of this endpoint, which
+    /// is gone already. A page that holds the copy up is the endpoint's own, or is swapped out:
+    /// with it no memory is touched whose pages come as another program likes. So this endpoint
+    /// gets a thread.
+    pub(crate) fn await_copies(self: &mut Box<Self>, endpoint: u32, such: impl Fn(User) -> bool) {
+        while self.under_way.touched.iter().any(|(_, user)| such(*user)) {
             let ends = &self.shared.ends;
             // None is missed: whoever tells of the next has the baton, which is here.
             let seen = ends.count();

@@ -134,9 +134,28 @@ fn a_page_that_does_not_come_when_it_is_registered_holds_up_nobody_else() {
     attacked("watch", |router| page_that_does_not_come(router, Way::Registration));
 }
 
+/// How a program has its memory back.
+#[derive(Clone, Copy)]
+enum Ended {
+    Region,
+    QueuePair,
+}
+
+impl Ended {
+    /// Asks for the end of one of these.
+    fn ask(self, end: &mut End, key: u32) {
+        let (command, object) = match self {
+            Self::Region => (abi::VERBS_DEREG_MR, key),
+            Self::QueuePair => (abi::VERBS_DESTROY_QP, end.qp.number),
+        };
+        end.device.ask_to_end(command, object);
+    }
+}
+
 /// A program sends from a page that does not come until its peer has deregistered the memory that
-/// the bytes are for, and put something else there. Whether that is overwritten.
-fn overwrites(router: &Router) -> bool {
+/// the bytes are for, or destroyed its queue pair, and put something else there. Whether that is
+/// overwritten.
+fn overwrites(router: &Router, ended: Ended) -> bool {
     for n in [1, 2] {
         router.add(n, Limits::default());
     }
@@ -147,7 +166,8 @@ fn overwrites(router: &Router) -> bool {
     b.post_receive(7, &[b.whole()]);
     a.send(&sending(request(ibv::WR_SEND, 1), &[(pages.page(0), 64, key)]));
     eventually("the page", || pages.is_waited_for().then_some(()));
-    b.device.ask_to_deregister(b.key);
+    let key = b.key;
+    ended.ask(&mut b, key);
     // It does not wait for its peer's page.
     eventually("the answer", || b.device.is_answered().then_some(()));
     b.buffer.fill(9);
@@ -161,12 +181,19 @@ fn overwrites(router: &Router) -> bool {
 #[test]
 fn memory_that_was_deregistered_is_not_written_to() {
     let _one = one();
-    attacked("under_way", overwrites);
+    attacked("under_way", |router| overwrites(router, Ended::Region));
+}
+
+#[test]
+fn memory_that_a_destroyed_queue_pair_was_to_receive_into_is_not_written_to() {
+    let _one = one();
+    attacked("under_way", |router| overwrites(router, Ended::QueuePair));
 }
 
 /// A program whose endpoint has a thread of its own writes to a page of a peer that does not come.
-/// Whether the peer is told that its memory is deregistered while that thread is about to write.
-fn is_told_too_early(router: &Router) -> bool {
+/// Whether the peer is told that its memory is deregistered, or its queue pair destroyed, while
+/// that thread is about to write.
+fn is_told_too_early(router: &Router, ended: Ended) -> bool {
     for n in [1, 2] {
         router.add(n, Limits::default());
     }
@@ -189,7 +216,7 @@ fn is_told_too_early(router: &Router) -> bool {
     };
     a.send(&sending(there, &[a.whole()]));
     eventually("its page", || pages.is_waited_for().then_some(()));
-    b.device.ask_to_deregister(key);
+    ended.ask(&mut b, key);
     let waits = || router.times(2, Reason::MemorySlow) == 1;
     eventually("its end or a thread", || (b.device.is_answered() || waits()).then_some(()));
     let early = b.device.is_answered();
@@ -203,7 +230,13 @@ fn is_told_too_early(router: &Router) -> bool {
 #[test]
 fn who_deregisters_is_told_when_nobody_touches_the_memory_any_more() {
     let _one = one();
-    attacked("under_way", is_told_too_early);
+    attacked("under_way", |router| is_told_too_early(router, Ended::Region));
+}
+
+#[test]
+fn who_destroys_a_queue_pair_is_told_when_nobody_touches_its_memory_any_more() {
+    let _one = one();
+    attacked("under_way", |router| is_told_too_early(router, Ended::QueuePair));
 }
 
 /// Bytes of the memory that holes are made in: long enough for the watch to see that somebody

@@ -306,9 +306,10 @@ impl Device {
         send(&self.socket, plain::bytes(&request), &[]).unwrap();
     }
 
-    pub(crate) fn ask_to_deregister(&mut self, key: u32) {
-        let head = self.head(abi::VERBS_DEREG_MR);
-        let request = abi::verbs_object_request { head, object: key, reserved: 0 };
+    /// Asks for the end of an object, and does not wait for the answer.
+    pub(crate) fn ask_to_end(&mut self, command: u32, object: u32) {
+        let head = self.head(command);
+        let request = abi::verbs_object_request { head, object, reserved: 0 };
         send(&self.socket, plain::bytes(&request), &[]).unwrap();
     }
 

@@ -92,6 +92,11 @@ func (a *fakeAgent) Endpoints(context.Context) ([]model.Endpoint, error) {
 	return list, a.err
 }
 
+func (a *fakeAgent) NetworkEndpoints(ctx context.Context, q EndpointQuery) (EndpointPage, error) {
+	list, err := a.Endpoints(ctx)
+	return q.Page(model.EndpointsOf(list...)), err
+}
+
 func (a *fakeAgent) CreateEndpoint(_ context.Context, req EndpointRequest) (model.Endpoint, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -12,7 +12,11 @@ import (
 )
 
 // PeerPaths are what agents answer each other: what they know, and nothing that changes anything.
-var PeerPaths = []string{"/v1/connections", "/v1/endpoints", "/v1/flows", "/v1/limits", "/v1/rdma", "/v1/services", "/v1/stacks", "/v1/status", "/v1/traffic"}
+var PeerPaths = []string{"/v1/connections", "/v1/endpoints", "/v1/flows", "/v1/flows/summary", "/v1/limits", "/v1/rdma", "/v1/services", "/v1/stacks", "/v1/status", "/v1/traffic"}
+
+// maxPassing bounds how many questions an agent passes on at a time, flows that are followed
+// included: each has a connection of its own.
+const maxPassing = 1024
 
 // ForPeers serves PeerPaths of handler, and nothing else of it.
 func ForPeers(handler http.Handler) http.Handler {
@@ -37,6 +41,11 @@ func (s *server) askNode(w http.ResponseWriter, r *http.Request) error {
 	if r.URL.RawQuery != "" {
 		target += "?" + r.URL.RawQuery
 	}
+	if s.passing.Add(1) > maxPassing {
+		s.passing.Add(-1)
+		return &Error{Code: CodeExhausted, Message: fmt.Sprintf("%d questions to other nodes are under way already", maxPassing), Remedy: "end some that follow flows, or ask fewer nodes at a time"}
+	}
+	defer s.passing.Add(-1)
 	answer, err := s.agent.AskNode(r.Context(), name, target)
 	if err != nil {
 		return fmt.Errorf("ask node %s: %w", name, err)

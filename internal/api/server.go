@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/http"
 	"runtime/debug"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -65,6 +66,8 @@ func NewHandler(agent Agent, registry *prometheus.Registry, log *slog.Logger) ht
 	s.handle("/v1/nodes/{name}/{target...}", methods{http.MethodGet: s.askNode})
 	s.handle("/v1/connections", methods{http.MethodGet: s.connections})
 	s.handle("/v1/flows", methods{http.MethodGet: s.flows})
+	s.handle("/v1/flows/summary", methods{http.MethodGet: s.flowSummary})
+	s.handle("/v1/network/endpoints", methods{http.MethodGet: s.networkEndpoints})
 	s.handle("/v1/trace", methods{http.MethodPost: s.trace})
 	s.handle("/v1/traffic", methods{http.MethodGet: s.traffic})
 	metrics := promhttp.HandlerFor(registry, promhttp.HandlerOpts{
@@ -78,11 +81,12 @@ func NewHandler(agent Agent, registry *prometheus.Registry, log *slog.Logger) ht
 	return s
 }
 
-// server is immutable after NewHandler; requests share nothing but the agent.
+// server is immutable after NewHandler; requests share nothing but the agent and a count.
 type server struct {
-	agent Agent
-	log   *slog.Logger
-	mux   *http.ServeMux
+	agent   Agent
+	log     *slog.Logger
+	mux     *http.ServeMux
+	passing atomic.Int64 // questions to other nodes
 }
 
 // handlerFunc answers a request, or returns an error before it has written anything.
@@ -130,12 +134,16 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *server) status(w http.ResponseWriter, r *http.Request) error {
-	if err := noQuery(r); err != nil {
+	most, err := decodeMost(r.URL.RawQuery)
+	if err != nil {
 		return err
 	}
 	st, err := s.agent.Status(r.Context())
 	if err != nil {
 		return err
+	}
+	if most > 0 {
+		st = st.brief(most)
 	}
 	return s.write(w, st)
 }

@@ -26,6 +26,8 @@ type Agent interface {
 	Status(ctx context.Context) (Status, error)
 	// Endpoints lists this node's endpoints.
 	Endpoints(ctx context.Context) ([]model.Endpoint, error)
+	// NetworkEndpoints lists a page of the endpoints of all nodes, as this agent last heard of it.
+	NetworkEndpoints(ctx context.Context, q EndpointQuery) (EndpointPage, error)
 	// CreateEndpoint attaches a container. It is idempotent: the same name, netns_path and
 	// intercepted give the endpoint that is there already. The same name with others is
 	// CodeConflict.
@@ -233,6 +235,8 @@ type Status struct {
 	FaultReasons []FaultReason `json:"-"`
 	// Features are the outcomes of the probes that the agent ran at its start.
 	Features []Check `json:"features"`
+	// Omitted says of which lists how many entries are missing, where somebody asked for few.
+	Omitted map[string]int `json:"omitted,omitempty"`
 }
 
 // Packets says how packets between containers go that node sockets do not carry.

@@ -1,5 +1,5 @@
 // Package flowlog keeps the latest flows of a node in memory and gives them to who follows. Whoever
-// reports waits for nobody: a follower that is too slow loses flows, which are counted.
+// reports waits for nobody: who is too slow loses flows, which are counted.
 package flowlog
 
 import (
@@ -20,6 +20,9 @@ const (
 	MaxFollowers = 64
 	// backlog is how many flows wait for a follower.
 	backlog = 4096
+	// page is how many a Reader looks at while flows that come wait for it, and the most that it
+	// gives at a time.
+	page = 512
 )
 
 // ErrFull says that as many follow as may.
@@ -33,10 +36,10 @@ type Kind struct {
 
 // Log keeps flows. Any goroutine may call its methods; none waits for a follower.
 type Log struct {
-	mu        sync.Mutex // guards what follows
-	ring      []flow.Flow
-	size      int // of ring, when it is full
-	next      int // where the next one goes, in a full ring
+	mu        sync.Mutex  // guards what follows
+	ring      []flow.Flow // the flow with number n is at n % size
+	size      int         // of ring, when it is full
+	added     uint64      // flows; the number of the next one
 	counts    map[Kind]uint64
 	followers map[*Follower]struct{}
 	lost      uint64 // of followers that have ended
@@ -57,9 +60,9 @@ func (l *Log) Add(f flow.Flow) {
 	if len(l.ring) < l.size {
 		l.ring = append(l.ring, f)
 	} else {
-		l.ring[l.next] = f
-		l.next = (l.next + 1) % l.size
+		l.ring[l.added%uint64(l.size)] = f
 	}
+	l.added++
 	var shared *flow.Flow // of all that follow it; who gets it does not write to it
 	for _, all := range []map[*Follower]struct{}{l.followers, l.queues} {
 		for w := range all {
@@ -81,7 +84,7 @@ func (l *Log) Add(f flow.Flow) {
 
 // Recent gives the kept flows that a filter chooses, the oldest first. An error is a
 // *flow.FieldError.
-func (l *Log) Recent(filter flow.Filter, now time.Time) ([]flow.Flow, error) {
+func (l *Log) Recent(filter flow.Filter, now time.Time) (*Reader, error) {
 	since, err := filter.Since.Start(now)
 	if err != nil {
 		return nil, err
@@ -92,21 +95,27 @@ func (l *Log) Recent(filter flow.Filter, now time.Time) ([]flow.Flow, error) {
 }
 
 // recent is called with mu held.
-func (l *Log) recent(filter *flow.Filter, since time.Time) (out []flow.Flow) {
-	for i := range l.ring {
-		f := &l.ring[(l.next+i)%len(l.ring)]
-		if !f.Time.Before(since) && filter.Match(f) {
-			out = append(out, *f)
+func (l *Log) recent(filter *flow.Filter, since time.Time) *Reader {
+	r := &Reader{log: l, filter: filter, since: since, next: l.added - uint64(len(l.ring)), end: l.added}
+	if filter.Last == 0 {
+		return r
+	}
+	for found, n := 0, r.end; n > r.next; n-- {
+		if r.chooses(l.at(n - 1)) {
+			if found++; found == filter.Last {
+				r.next = n - 1
+				break
+			}
 		}
 	}
-	if n := len(out) - filter.Last; filter.Last > 0 && n > 0 {
-		out = out[n:]
-	}
-	return out
+	return r
 }
 
+// at gives a kept flow by its number.
+func (l *Log) at(n uint64) *flow.Flow { return &l.ring[n%uint64(l.size)] }
+
 // Follow gives what Recent does, and every flow after that. The follower is to be closed.
-func (l *Log) Follow(filter flow.Filter, now time.Time) ([]flow.Flow, *Follower, error) {
+func (l *Log) Follow(filter flow.Filter, now time.Time) (*Reader, *Follower, error) {
 	since, err := filter.Since.Start(now)
 	if err != nil {
 		return nil, nil, err

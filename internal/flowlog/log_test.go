@@ -24,6 +24,17 @@ func numbers(list []flow.Flow) (out []uint64) {
 	return out
 }
 
+// read gives all that a reader has.
+func read(r *Reader) (out []flow.Flow, lost uint64) {
+	for {
+		list, n, more := r.Next()
+		if !more {
+			return out, lost
+		}
+		out, lost = append(out, list...), lost+n
+	}
+}
+
 func parse(t *testing.T, query string) flow.Filter {
 	t.Helper()
 	f, err := flow.ParseQuery(query)
@@ -42,9 +53,12 @@ func TestRecent(t *testing.T) {
 	for query, want := range map[string]string{
 		"": "[3 4 5 6]", "last=2": "[5 6]", "last=9": "[3 4 5 6]", "port=4-5": "[4 5]", "since=5s": "[5 6]", "port=4-5&last=1": "[5]", "event=deny": "[]",
 	} {
-		got, err := l.Recent(parse(t, query), now)
-		if err != nil || fmt.Sprint(numbers(got)) != want {
-			t.Errorf("%s: %v, %v, want %s", query, numbers(got), err, want)
+		r, err := l.Recent(parse(t, query), now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, lost := read(r); lost != 0 || fmt.Sprint(numbers(got)) != want {
+			t.Errorf("%s: %v, %d lost, want %s", query, numbers(got), lost, want)
 		}
 	}
 	if s := l.Stats(); s.Kept != 4 || s.Counts[Kind{flow.Open, "direct"}] != 7 {
@@ -67,8 +81,11 @@ func TestFlood(t *testing.T) {
 		t.Fatal(err)
 	}
 	recent, reading, err := l.Follow(flow.Filter{}, began)
-	if err != nil || len(recent) != 1 {
-		t.Fatal(recent, err)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if list, _ := read(recent); len(list) != 1 {
+		t.Fatal(list)
 	}
 	_, elsewhere, err := l.Follow(parse(t, "event=cut"), began)
 	if err != nil {
@@ -118,6 +135,40 @@ func TestFlood(t *testing.T) {
 	stuck.Close()
 	if s := l.Stats(); s.Lost != lost+flood-backlog || s.Followers != 2 {
 		t.Errorf("after the end of a follower %+v", s)
+	}
+}
+
+// TestReaderIsSlow: who reads slowly has no more than a page in memory, gets each flow once, and
+// hears how many were pushed out before it came to them.
+func TestReaderIsSlow(t *testing.T) {
+	const kept = 4 * page
+	l := New(kept)
+	for i := range kept {
+		l.Add(numbered(i))
+	}
+	r, err := l.Recent(flow.Filter{}, began)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, lost, more := r.Next()
+	if len(first) != page || cap(first) > 2*page || lost != 0 || !more {
+		t.Fatalf("%d flows, room for %d, %d lost, %v", len(first), cap(first), lost, more)
+	}
+	for i := range 2*page + 7 {
+		l.Add(numbered(kept + i))
+	}
+	rest, lost := read(r)
+	if lost != page+7 || len(rest) != 2*page-7 || rest[0].Socket != 2*page+7 || rest[len(rest)-1].Socket != kept-1 {
+		t.Errorf("%d lost, %d flows", lost, len(rest))
+	}
+	if r, err = l.Recent(parse(t, "port=3"), began); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 3 * kept {
+		l.Add(numbered(i))
+	}
+	if list, lost := read(r); len(list) != 0 || lost != kept {
+		t.Errorf("of what is gone: %d flows, %d lost", len(list), lost)
 	}
 }
 

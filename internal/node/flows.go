@@ -143,7 +143,7 @@ func (fl *flows) Flows(ctx context.Context, req api.FlowRequest, emit func(api.F
 		if err != nil {
 			return api.FlowError(err)
 		}
-		return emitAll(recent, emit)
+		return emitAll(ctx, recent, emit)
 	}
 	recent, follower, err := fl.kept.Follow(req.Filter, time.Now())
 	if errors.Is(err, flowlog.ErrFull) {
@@ -153,19 +153,32 @@ func (fl *flows) Flows(ctx context.Context, req api.FlowRequest, emit func(api.F
 		return api.FlowError(err)
 	}
 	defer follower.Close()
-	if err := emitAll(recent, emit); err != nil {
+	if err := emitAll(ctx, recent, emit); err != nil {
 		return err
 	}
 	return follow(ctx, follower, emit)
 }
 
-func emitAll(list []flow.Flow, emit func(api.FlowLine) error) error {
-	for i := range list {
-		if err := emit(api.FlowLine{Flow: &list[i]}); err != nil {
+func emitAll(ctx context.Context, from *flowlog.Reader, emit func(api.FlowLine) error) error {
+	for {
+		list, lost, more := from.Next()
+		if !more {
+			return nil
+		}
+		if err := ctx.Err(); err != nil {
 			return err
 		}
+		if lost > 0 {
+			if err := emit(api.FlowLine{Lost: lost}); err != nil {
+				return err
+			}
+		}
+		for i := range list {
+			if err := emit(api.FlowLine{Flow: &list[i]}); err != nil {
+				return err
+			}
+		}
 	}
-	return nil
 }
 
 // follow emits flows as they come, and how many were lost before them.

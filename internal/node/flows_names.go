@@ -2,6 +2,7 @@ package node
 
 import (
 	"net/netip"
+	"slices"
 
 	"heddle.dev/heddle/internal/flow"
 	"heddle.dev/heddle/internal/model"
@@ -75,4 +76,16 @@ func (d *directory) peer(at netip.AddrPort) flow.Peer {
 		p.Node = d.nodeAt[p.Addr]
 	}
 	return p
+}
+
+// judged gives the endpoint that policy judges an address as: of several the own node's is it.
+func (d *directory) judged(self string, a netip.Addr) (model.Endpoint, bool) {
+	own := d.endpoints.Of(self)
+	if i := slices.IndexFunc(own, func(e model.Endpoint) bool { return slices.Contains(e.Addrs, a) }); i >= 0 {
+		return own[i], true
+	}
+	if e := d.byAddr[a]; e != nil {
+		return *e, true
+	}
+	return model.Endpoint{}, false
 }

@@ -9,8 +9,8 @@ import (
 	"heddle.dev/heddle/internal/policy"
 )
 
-// Bounds of a judge. To explain takes time with the endpoints and rules of the network, and what
-// containers do must not take the agent's time: what comes above is told without its rule.
+// Bounds of a judge. To explain takes time with the rules of the network, and what containers do
+// must not take the agent's time: what comes above is told without its rule.
 const (
 	rulesKept        = 4096
 	rulesASecond     = 256
@@ -23,6 +23,7 @@ const (
 type judge struct {
 	state *policy.State // that rules were explained by
 	rules map[ruleKey]ruleFound
+	by    directory // the endpoints of a state, as they are asked for
 	since time.Time // from when on budget is spent
 	spent int
 }
@@ -69,7 +70,10 @@ func (j *judge) ask(state *policy.State, f *flow.Flow, urgent bool) (ruleFound, 
 	if !f.From.Addr.IsValid() || !f.To.Addr.IsValid() || !j.spend(time.Now(), urgent) {
 		return ruleFound{}, false
 	}
-	x := policy.Explain(state, policy.Probe{From: key.from, To: key.to, Protocol: key.protocol, Port: key.port})
+	j.by.follow(state.Endpoints, nil, netip.Prefix{})
+	x := policy.ExplainBy(state, policy.Probe{From: key.from, To: key.to, Protocol: key.protocol, Port: key.port}, func(a netip.Addr) (model.Endpoint, bool) {
+		return j.by.judged(state.Self, a)
+	})
 	found := ruleFound{verdict: x.Verdict}
 	side := x.Egress
 	if x.Ingress.Verdict > x.Egress.Verdict || x.Egress.Policy == "" {

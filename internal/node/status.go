@@ -91,6 +91,12 @@ func (rp *reports) Endpoints(context.Context) ([]model.Endpoint, error) {
 	return rp.known.all(), nil
 }
 
+// NetworkEndpoints lists a page of those of all nodes.
+func (rp *reports) NetworkEndpoints(_ context.Context, q api.EndpointQuery) (api.EndpointPage, error) {
+	state, _ := rp.view.last()
+	return q.Page(state.Endpoints), nil
+}
+
 // Connections lists the sockets of this node's endpoints.
 func (rp *reports) Connections(_ context.Context, f api.ConnectionFilter) ([]model.Connection, error) {
 	if f.Endpoint != "" {

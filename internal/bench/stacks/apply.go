@@ -82,10 +82,7 @@ func apply(ctx context.Context, l session.Lab) (undo func(context.Context) error
 				if _, err := agent.LabelEndpoint(ctx, name, api.LabelRequest{Set: map[string]string{label: value}}); err != nil {
 					return undo, fmt.Errorf("label %s: %w: bring the lab up with --stacks --containers %d", name, err, labContainers)
 				}
-				undone = append(undone, func(ctx context.Context) error {
-					_, err := agent.LabelEndpoint(ctx, name, api.LabelRequest{Remove: []string{label}})
-					return err
-				})
+				undone = append(undone, func(ctx context.Context) error { return setLabel(ctx, agent, name, "") })
 			}
 		}
 	}

@@ -84,7 +84,7 @@ func modes(wanted func(Row) bool) (all []bench.Mode) {
 
 // profile gives the profile of a row.
 func (r Row) profile(i int) *stack.Profile {
-	value := fmt.Sprintf("row%d", i)
+	value := rowLabel(i)
 	return &stack.Profile{
 		Name: label + "-" + value, Stack: r.Stack, Fallback: stack.Refuse, Settings: r.Settings,
 		Selector: policy.Selector{Requirements: policy.Requirements{Labels: map[string]string{label: value}}},

@@ -21,13 +21,15 @@ type Result struct {
 	Machine    string  `json:"machine"`
 	Background float64 `json:"background"` // processors that other programs kept busy before
 	// Profile is that of the row heddle+profile.
-	Profile string         `json:"profile"`
-	Results []bench.Result `json:"results"`
-	Copies  []Copy         `json:"copies,omitempty"`
-	Queues  []Queue        `json:"queues,omitempty"`
-	Line    FarLine        `json:"line"`
-	Far     []Far          `json:"far,omitempty"`
-	Tenants []Tenants      `json:"tenants,omitempty"`
+	Profile string `json:"profile"`
+	// ProfileUs is what a connection takes longer with it, microseconds.
+	ProfileUs *bench.Spread  `json:"profile_us,omitempty"`
+	Results   []bench.Result `json:"results"`
+	Copies    []Copy         `json:"copies,omitempty"`
+	Queues    []Queue        `json:"queues,omitempty"`
+	Line      FarLine        `json:"line"`
+	Far       []Far          `json:"far,omitempty"`
+	Tenants   []Tenants      `json:"tenants,omitempty"`
 }
 
 // Copy is table 1 of the NetKernel paper: what it takes to copy a chunk between two places in
@@ -79,6 +81,11 @@ node; --up does that.`, labContainers),
 			undo, err := apply(ctx, s.Lab)
 			if err == nil {
 				r.Results, err = bench.Run(ctx, place{s.Lab}, o)
+			}
+			if err == nil {
+				var us bench.Spread
+				us, err = profileCost(ctx, s)
+				r.ProfileUs = &us
 			}
 			if err == nil && far {
 				r.Line = FarLine{farRate, farTrip.Seconds() * 1e3, farQueue, farLoss, farDuration.Seconds(), farRuns}

@@ -50,7 +50,8 @@ func sample(t *testing.T, bbr float64) Result {
 	r := Result{
 		Machine: "a machine", Profile: "a profile", Line: FarLine{RateBPS: 12e6, TripMS: 350, Loss: .005},
 		Results: benchtest.SampleResults(t, "writes64k", "crr"), Copies: []Copy{{64, one(8)}}, Queues: []Queue{{"nqe", [2]string{"1", "4"}, one(4)}},
-		Far: []Far{{"cubic", one(1e6), one(.01)}, {"bbr", one(bbr), one(.02)}},
+		ProfileUs: &bench.Spread{Median: .5, Min: .4, Max: .6},
+		Far:       []Far{{"cubic", one(1e6), one(.01)}, {"bbr", one(bbr), one(.02)}},
 	}
 	for _, f := range r.Results {
 		if f.Mode == bench.Heddle {
@@ -71,12 +72,15 @@ func TestGoals(t *testing.T) {
 		}
 		return strings.Join(all, ", ")
 	}
+	dear := sample(t, 4e6)
+	dear.ProfileUs.Median = .51
 	for _, tt := range []struct {
 		r    Result
 		want string
 	}{
 		{sample(t, 4e6), "reached, reached, reached, reached, reached"},
 		{sample(t, 3.9e6), "not reached, reached, reached, reached, reached"},
+		{dear, "reached, reached, reached, reached, not reached"},
 		{Result{}, strings.Repeat("not measured in this run, ", 4) + "not measured in this run"},
 	} {
 		if got := verdicts(tt.r); got != tt.want {

@@ -103,21 +103,16 @@ func tenantsOf(ctx context.Context, s *session.Session, mode bench.Mode, to neti
 // without one none again, and the others their own.
 func relabel(ctx context.Context, agent *api.Client, row int) (undo func(context.Context) error, err error) {
 	set := func(ctx context.Context, c int, value string) error {
-		request := api.LabelRequest{Set: map[string]string{label: value}}
-		if value == "" {
-			request = api.LabelRequest{Remove: []string{label}}
-		}
-		_, err := agent.LabelEndpoint(ctx, fmt.Sprintf("n1/c%d", c), request)
-		return err
+		return setLabel(ctx, agent, fmt.Sprintf("n1/c%d", c), value)
 	}
 	for c := 1; c <= tenantsMost; c++ {
-		err = errors.Join(err, set(ctx, c, fmt.Sprintf("row%d", row)))
+		err = errors.Join(err, set(ctx, c, rowLabel(row)))
 	}
 	return func(ctx context.Context) (err error) {
 		for c := 1; c <= tenantsMost; c++ {
 			value := ""
 			if c > 2 {
-				value = fmt.Sprintf("row%d", (c-3)/2)
+				value = rowLabel((c - 3) / 2)
 			}
 			err = errors.Join(err, set(ctx, c, value))
 		}

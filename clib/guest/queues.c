@@ -8,6 +8,7 @@
 #include <poll.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 
 #include "guest/region.h"
 
@@ -15,8 +16,10 @@
 #define ROW          4
 /* A send of so many bytes costs the socket no more than the ring, once the ring is empty. */
 #define LARGE        32768
-/* For so long the service may take to use room that its socket has. */
-#define SERVICE_MS   200
+/* For so long the service may take to use room that its socket has: longer than the agent lets one
+ * hang. Who is told sooner that there is no room waits for an edge, which the kernel has no reason
+ * to give. */
+#define SERVICE_MS   5000
 /* For so long a hand-over waits for the ring. */
 #define HAND_OVER_MS 2000
 
@@ -155,6 +158,14 @@ static bool send_timeout(int fd, struct timespec *limit)
 	return true;
 }
 
+static uint64_t now_ms(void)
+{
+	struct timespec now = {0, 0};
+
+	clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+	return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
 /* The ring has more than `most` bytes: waits as the socket would. Whoever may not wait is told so
  * when the socket has no room: then the kernel will tell of an edge. If it has, the service is
  * about to use that. The direction is unlocked meanwhile. */
@@ -162,12 +173,13 @@ static long wait_as_socket(struct connection *c, int fd, uint64_t most, int flag
 {
 	struct direction *d = &c->sides->out;
 	struct timespec limit = {0, 1000000};
+	uint64_t began = now_ms();
 	long r = 0;
 
 	unlock_direction(d);
 	if (never_waits(fd, flags)) {
-		for (int ms = 0; in_ring(c) > most && r != -EAGAIN; ms++) {
-			if (!has_room(fd) || ms >= SERVICE_MS)
+		while (in_ring(c) > most && r != -EAGAIN) {
+			if (!has_room(fd) || now_ms() - began >= SERVICE_MS)
 				r = -EAGAIN;
 			else
 				wait_for(c, most, &limit);

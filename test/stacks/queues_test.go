@@ -1,10 +1,12 @@
 package stacks
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -26,10 +28,12 @@ func TestQueues(t *testing.T) {
 		t.Errorf("the service sent %d bytes of the scenarios'", sent)
 	}
 	t.Run("iperf3", l.testQueuesIperf)
+	t.Run("stalled service", l.testStalledService)
 	t.Run("killed program", l.testKilledProgram)
 	t.Run("rules", l.testQueuesRules)
 	t.Run("killed service", l.testKilledService)
 	t.Run("waits for a killed service", l.testWaitsForKilled)
+	t.Run("service hangs", l.testServiceHangs)
 }
 
 // queues is what `heddle stack` says of the service.
@@ -77,6 +81,43 @@ func (l guestLab) testQueuesIperf(t *testing.T) {
 	if sent := l.queues().SentBytes - before; sent < 400<<20 {
 		t.Errorf("the service sent %d bytes of 500 MiB", sent)
 	}
+}
+
+// testStalledService: a send that does not want to wait is not told that there is no room while its
+// socket has some, though the service stops: the kernel would tell of no edge.
+func (l guestLab) testStalledService(t *testing.T) {
+	l.T = t
+	service := l.service()
+	server := l.serve("n1/c2", true, "python3", l.script, "server", "-", "stalled")
+	ctx, cancel := context.WithTimeout(t.Context(), 4*testutil.WaitTimeout)
+	defer cancel()
+	client := l.in(ctx, "n1/c1", true, "python3", l.script, "client", l.address("n1/c2"), "stalled")
+	in, err := client.StdinPipe()
+	testutil.NoError(t, err)
+	out, err := client.StdoutPipe()
+	testutil.NoError(t, err)
+	testutil.NoError(t, client.Start())
+	lines := bufio.NewScanner(out)
+	says := func() string { lines.Scan(); return lines.Text() }
+	if begins, stop := says(), says(); begins != "begins" || stop != "stop" {
+		t.Fatalf("client: %q, %q", begins, stop)
+	}
+	testutil.NoError(t, syscall.Kill(service.PID, syscall.SIGSTOP))
+	_, err = io.WriteString(in, "go on\n")
+	testutil.NoError(t, err)
+	if said := says(); said != "waits" {
+		t.Errorf("with a service that does nothing: %q", said)
+	}
+	testutil.NoError(t, syscall.Kill(service.PID, syscall.SIGCONT))
+	last := ""
+	for lines.Scan() {
+		last = lines.Text()
+	}
+	if !strings.HasSuffix(last, " sent") {
+		t.Errorf("client: %q", last)
+	}
+	testutil.NoError(t, client.Wait())
+	server()
 }
 
 // testKilledProgram: bytes that a program's sends took arrive though it is killed at once.
@@ -186,4 +227,15 @@ func (l guestLab) testWaitsForKilled(t *testing.T) {
 	if said := server() + client(); strings.Count(said, "cut") != 2 {
 		t.Errorf("%s", said)
 	}
+}
+
+// testServiceHangs: a service that does not answer is killed, and another one takes its place.
+func (l guestLab) testServiceHangs(t *testing.T) {
+	l.T = t
+	before := l.service()
+	testutil.NoError(t, syscall.Kill(before.PID, syscall.SIGSTOP))
+	testutil.EventuallyTrue(t, "another service runs", func() bool {
+		now := l.queues()
+		return now.PID != 0 && now.PID != before.PID && now.Ended == before.Ended+1
+	})
 }

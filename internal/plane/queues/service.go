@@ -59,7 +59,7 @@ func (p *Plane) serve(ctx context.Context, l *link) error {
 		p.mu.Lock()
 		p.link = l
 		p.mu.Unlock()
-		err = <-heard
+		err = p.watch(ctx, l, heard)
 	}
 	l.close()
 	p.mu.Lock()
@@ -70,6 +70,29 @@ func (p *Plane) serve(ctx context.Context, l *link) error {
 		p.lose()
 	}
 	return fmt.Errorf("service of queues, process %d: %w", l.pid, err)
+}
+
+// watch waits until the service has ended, and gives why. One that hangs is ended: programs wait
+// for it where their sockets would not have them wait (SERVICE_MS in clib/guest/queues.c).
+func (p *Plane) watch(ctx context.Context, l *link, heard <-chan error) error {
+	tick := time.NewTicker(askEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case err := <-heard:
+			return err
+		case <-tick.C:
+		}
+		limit, cancel := context.WithTimeout(ctx, serviceAnswers)
+		_, err := l.useOf(limit, 0)
+		cancel()
+		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+			p.why.hangs.Add()
+			_ = unix.Kill(l.pid, unix.SIGKILL) // it may have ended just now
+			<-heard                            // until then it could be reached once more
+			return fmt.Errorf("does not answer within %s and was killed", serviceAnswers)
+		}
+	}
 }
 
 // hear hears the service until its connection ends.

@@ -418,29 +418,49 @@ def small(s, server):
     return error(s.sendall, b"x"), exactly(s, 4), s.recv(1)
 
 
-def edges(s, server):
-    """Small sends that never wait, of a program that waits for edges; each takes all, or what there is room for."""
-    n = 8000 * 1000
-    if server:
-        got = 0
-        while got < n // 2:
-            got += len(exactly(s, 10000))
-            if got % 1000000 == 0:
-                time.sleep(0.02)
-        return digest(s, n - got)
-    data = pattern(n, "edges")
+def send_by_edges(s, data, waits=lambda: None):
+    """Small sends that never wait, of a program that waits for edges. Gives how often it waited; None: in vain."""
     s.setblocking(False)
-    sent = waits = 0
+    sent = n = 0
     with select.epoll() as e:
         e.register(s, select.EPOLLOUT | select.EPOLLET)
-        while sent < n:
+        while sent < len(data):
             try:
                 sent += s.send(data[sent:sent + 1000])
             except BlockingIOError:
+                waits()
                 if not e.poll(20):
-                    return "no edge"
-                waits += 1
-    return waits > 0
+                    return None
+                n += 1
+    return n
+
+
+def edges(s, server):
+    """A program that waits for edges goes on when its peer reads, which it does once the program waits."""
+    n = 16000 * 1000  # more than all buffers have room for
+    if server:
+        with socket.create_server(("0.0.0.0", 0)) as told:
+            s.sendall(b"%05d" % told.getsockname()[1])
+            with told.accept()[0] as client:
+                client.recv(1)
+        return digest(s, n)
+    with socket.create_connection((s.getpeername()[0], int(exactly(s, 5)))) as tells:
+        n = send_by_edges(s, pattern(n, "edges"), tells.close)
+    return "no edge" if n is None else n > 0
+
+
+def stalled(s, server):
+    """As edges, of a socket that has room, and a service that stops before the ring is full. Says what comes first."""
+    n = 1500 * 1000
+    if server:
+        return digest(s, n)
+    print("stop", flush=True)
+    sys.stdin.readline()
+    t = threading.Timer(1, print, ["waits"], {"flush": True})
+    t.start()
+    n = send_by_edges(s, pattern(n, "stalled"), lambda: print("no room", flush=True))
+    t.cancel()
+    return "no edge" if n is None else "sent"
 
 
 def mixed(s, server):

@@ -79,7 +79,7 @@ func (f uiFlags) run(ctx context.Context, out, errs io.Writer) error {
 	if _, err := fmt.Fprintf(out, "%s\n", address); err != nil {
 		return errors.Join(err, l.Close())
 	}
-	return api.ServeOn(ctx, l, ui.Handler(ui.Config{Agent: client, Token: token, Secure: f.tlsCert != "", Log: slog.New(slog.NewTextHandler(errs, nil))}))
+	return api.ServeOn(ctx, l, ui.Handler(ctx, ui.Config{Agent: client, Token: token, Secure: f.tlsCert != "", Log: slog.New(slog.NewTextHandler(errs, nil))}))
 }
 
 // token gives what browsers have to show: "" for a socket of root's.

@@ -5,13 +5,14 @@
 package ui
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"crypto/subtle"
 	"embed"
 	"encoding/json"
 	"errors"
-	"io"
+	"fmt"
 	"io/fs"
 	"log/slog"
 	"net/http"
@@ -28,12 +29,14 @@ import (
 //go:embed assets
 var assets embed.FS
 
-// Bounds of one question to all nodes.
+// Bounds of /api/all.
 const (
-	askAtOnce  = 64               // nodes asked at the same time
-	askTimeout = 15 * time.Second // for all of them
-	maxAnswer  = 64 << 20         // bytes of a node's
+	allTimeout = 15 * time.Second
+	allBytes   = 64 << 20
 )
+
+// nodesEvery is how often the agent is asked which nodes there are.
+const nodesEvery = 2 * time.Second
 
 // cookie holds the token once it was in the address.
 const cookie = "heddle_ui"
@@ -49,18 +52,38 @@ type Config struct {
 	Log    *slog.Logger
 }
 
-type server struct{ Config }
+type server struct {
+	Config
+	ctx    context.Context // of what is asked whoever waits for it
+	pace   *pace
+	rounds rounds
+	// patience is how long after the last look a round ends.
+	patience time.Duration
 
-// Handler serves the page and what it asks for.
-func Handler(c Config) http.Handler {
-	s := &server{c}
+	mu    sync.Mutex // guards the rest
+	nodes []api.Node
+	since time.Time
+}
+
+// Handler serves the page and what it asks for, until ctx ends.
+func Handler(ctx context.Context, c Config) http.Handler { return newServer(ctx, c).handler() }
+
+func newServer(ctx context.Context, c Config) *server {
+	return &server{Config: c, ctx: ctx, pace: newPace(), patience: nobodyLooks}
+}
+
+func (s *server) handler() http.Handler {
 	mux := http.NewServeMux()
 	files, err := fs.Sub(assets, "assets")
 	if err != nil {
 		panic(err) // the name is above
 	}
 	mux.Handle("GET /", s.enter(http.FileServerFS(files)))
-	mux.Handle("GET /api/nodes", s.answer(s.nodes))
+	mux.Handle("GET /api/summary", s.answer(s.summary))
+	mux.Handle("GET /api/flows", s.answer(s.flows))
+	mux.Handle("GET /api/endpoints", s.answer(s.endpoints))
+	mux.Handle("GET /api/nodes", s.answer(s.nodesPage))
+	mux.Handle("GET /api/faults", s.answer(s.faults))
 	mux.Handle("GET /api/policies", s.answer(s.policies))
 	mux.Handle("GET /api/explain", s.answer(s.explain))
 	mux.Handle("GET /api/all/{what}", s.answer(s.all))
@@ -116,7 +139,7 @@ func (s *server) answer(question func(*http.Request) (any, error)) http.Handler 
 				Remedy: "open the address that `heddle ui` has printed"})
 			return
 		}
-		ctx, cancel := context.WithTimeout(r.Context(), askTimeout)
+		ctx, cancel := context.WithTimeout(r.Context(), allTimeout)
 		defer cancel()
 		v, err := question(r.WithContext(ctx))
 		if err != nil {
@@ -142,12 +165,19 @@ func (s *server) fail(w http.ResponseWriter, status int, e *api.Error) {
 	}
 }
 
-func (s *server) nodes(r *http.Request) (any, error) {
-	nodes, err := s.Agent.Nodes(r.Context())
-	return map[string][]api.Node{"nodes": nodes}, err
+// nodeList gives the nodes of the network, as the agent said a moment ago.
+func (s *server) nodeList(ctx context.Context) ([]api.Node, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if time.Since(s.since) < nodesEvery {
+		return s.nodes, nil
+	}
+	nodes, err := s.Agent.Nodes(ctx)
+	if err == nil {
+		s.nodes, s.since = nodes, time.Now()
+	}
+	return nodes, err
 }
-
-func (s *server) policies(r *http.Request) (any, error) { return s.Agent.Policies(r.Context()) }
 
 // explain says what the rules make of a TCP connection: from, to and port are in the query.
 func (s *server) explain(r *http.Request) (any, error) {
@@ -172,29 +202,47 @@ type Answers struct {
 	Silent map[string]string `json:"silent"`
 }
 
-// all asks all nodes the same, with the query as it is. Those of which only lines of JSON come give
-// a list of them.
+// all asks all nodes the same, or those that are named, with the rest of the query as it is. Those
+// of which only lines of JSON come give a list of them. It is for other programs than the page.
 func (s *server) all(r *http.Request) (any, error) {
 	what := r.PathValue("what")
 	if !slices.Contains(questions, what) {
 		return nil, &api.Error{Code: api.CodeNotFound, Message: "there is no such question"}
 	}
-	nodes, err := s.Agent.Nodes(r.Context())
+	nodes, err := s.nodeList(r.Context())
 	if err != nil {
 		return nil, err
 	}
+	query := r.URL.Query()
+	names := query["node"]
+	query.Del("node")
 	target := "/v1/" + what
-	if r.URL.RawQuery != "" {
-		target += "?" + r.URL.RawQuery
+	if len(query) > 0 {
+		target += "?" + query.Encode()
 	}
 	out := Answers{Nodes: map[string]json.RawMessage{}, Silent: map[string]string{}}
-	var mu sync.Mutex // guards out
+	var mu sync.Mutex // guards out and size
+	size := 0
 	var wg sync.WaitGroup
-	turns := make(chan struct{}, askAtOnce)
 	for _, n := range nodes {
+		if len(names) > 0 && !slices.Contains(names, n.Name) {
+			continue
+		}
+		err := s.pace.take(r.Context())
+		mu.Lock()
+		if err == nil && size > allBytes {
+			s.pace.give()
+			err = errTooMuch
+		}
+		if err != nil {
+			out.Silent[n.Name] = err.Error()
+		}
+		mu.Unlock()
+		if err != nil {
+			continue
+		}
 		wg.Go(func() {
-			turns <- struct{}{}
-			defer func() { <-turns }()
+			defer s.pace.give()
 			said, err := s.ask(r.Context(), n.Name, target)
 			mu.Lock()
 			defer mu.Unlock()
@@ -202,6 +250,10 @@ func (s *server) all(r *http.Request) (any, error) {
 				out.Silent[n.Name] = err.Error()
 				return
 			}
+			if what == "flows" {
+				said = slices.Concat([]byte("["), bytes.ReplaceAll(bytes.TrimSpace(said), []byte("\n"), []byte(",")), []byte("]"))
+			}
+			size += len(said)
 			out.Nodes[n.Name] = said
 		})
 	}
@@ -209,30 +261,5 @@ func (s *server) all(r *http.Request) (any, error) {
 	return out, nil
 }
 
-// ask puts one question to one node.
-func (s *server) ask(ctx context.Context, node, target string) (json.RawMessage, error) {
-	resp, err := s.Agent.AskNode(ctx, node, target)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = resp.Body.Close() }() // it has been read
-	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
-	if err != nil {
-		return nil, err
-	}
-	if len(body) > maxAnswer {
-		return nil, errors.New("its answer is too long: choose less")
-	}
-	if resp.StatusCode != http.StatusOK {
-		var said struct{ Error *api.Error }
-		if json.Unmarshal(body, &said) == nil && said.Error != nil {
-			return nil, said.Error
-		}
-		return nil, errors.New(resp.Status)
-	}
-	if !strings.HasPrefix(resp.Header.Get("Content-Type"), "application/x-ndjson") {
-		return body, nil
-	}
-	lines := slices.DeleteFunc(strings.Split(string(body), "\n"), func(l string) bool { return l == "" })
-	return json.RawMessage("[" + strings.Join(lines, ",") + "]"), nil
-}
+// errTooMuch is why a node is not asked.
+var errTooMuch = fmt.Errorf("the answer has %d MiB without it: choose less, or nodes with node=NAME", allBytes>>20)

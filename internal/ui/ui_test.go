@@ -31,7 +31,7 @@ func (agent) AskNode(_ context.Context, node, target string) (*http.Response, er
 		return nil, &api.Error{Code: api.CodeUnavailable, Message: "does not answer"}
 	}
 	kind, body := "application/json", `{"asked": "`+target+`"}`
-	if strings.HasPrefix(target, "/v1/traffic") { // as /v1/flows is answered
+	if strings.HasPrefix(target, "/v1/flows") {
 		kind, body = "application/x-ndjson", "{\"lost\":1}\n{\"lost\":2}\n"
 	}
 	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {kind}}, Body: io.NopCloser(strings.NewReader(body))}, nil
@@ -46,19 +46,25 @@ const token = "0123456789abcdef"
 // page serves the page in front of an agent.
 func page(t *testing.T, token string) http.Handler {
 	t.Helper()
+	return before(t, agent{}, token).handler()
+}
+
+// before gives what serves the page in front of an agent, which answers by its API.
+func before(t *testing.T, a api.Agent, token string) *server {
+	t.Helper()
 	l, err := api.Listen(filepath.Join(t.TempDir(), "api.sock"))
 	testutil.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	log := slog.New(slog.DiscardHandler)
-	go func() { done <- api.ServeOn(ctx, l, api.NewHandler(agent{}, nil, log)) }()
+	go func() { done <- api.ServeOn(ctx, l, api.NewHandler(a, nil, log)) }()
 	client := api.Dial(l.Addr().String())
 	t.Cleanup(func() {
 		client.Close()
 		cancel()
 		testutil.NoError(t, <-done)
 	})
-	return Handler(Config{Agent: client, Token: token, Log: log})
+	return newServer(ctx, Config{Agent: client, Token: token, Log: log})
 }
 
 func ask(h http.Handler, target string, change func(*http.Request)) *httptest.ResponseRecorder {
@@ -78,7 +84,7 @@ func shown(token string) func(*http.Request) {
 // TestToken: nobody reads anything of the network without it, and the address does not keep it.
 func TestToken(t *testing.T) {
 	h := page(t, token)
-	for _, target := range []string{"/api/nodes", "/api/all/status", "/api/explain?from=a&to=b&port=80", "/api/policies"} {
+	for _, target := range []string{"/api/nodes", "/api/summary", "/api/flows", "/api/faults", "/api/endpoints", "/api/all/status", "/api/explain?from=a&to=b&port=80", "/api/policies"} {
 		for name, change := range map[string]func(*http.Request){
 			"none": nil, "another": shown("x"), "empty": shown(""),
 			"empty bearer": func(r *http.Request) { r.Header.Set("Authorization", "Bearer ") },
@@ -108,11 +114,13 @@ func TestAll(t *testing.T) {
 	if !strings.Contains(string(got.Nodes["n1"]), "/v1/connections?listeners=true") || !strings.Contains(got.Silent["n2"], "does not answer") {
 		t.Errorf("connections: %s, silent %v", got.Nodes, got.Silent)
 	}
-	testutil.NoError(t, json.Unmarshal(ask(h, "/api/all/traffic", shown(token)).Body.Bytes(), &got))
+	testutil.NoError(t, json.Unmarshal(ask(h, "/api/all/flows", shown(token)).Body.Bytes(), &got))
 	if string(got.Nodes["n1"]) != `[{"lost":1},{"lost":2}]` {
 		t.Errorf("lines: %s", got.Nodes["n1"])
 	}
 	for target, want := range map[string]int{
+		"/api/flows?port=eighty": http.StatusBadRequest, "/api/summary?since=2100-01-01T00:00:00Z": http.StatusBadRequest, "/api/summary?follow=true": http.StatusBadRequest,
+		"/api/nodes?page=-1": http.StatusBadRequest, "/api/endpoints?page=x": http.StatusBadRequest, "/api/endpoints?name=10.0.0.1/8": http.StatusBadRequest,
 		"/api/all/nodes": http.StatusNotFound, "/api/explain?from=a&to=b": http.StatusBadRequest,
 		"/api/explain?from=a&to=b&port=65536": http.StatusBadRequest, "/api/explain?from=a&to=b&port=80": http.StatusOK,
 	} {

@@ -55,12 +55,13 @@ async function look() {
   const mine = (looking = new AbortController());
   const error = document.getElementById("error");
   try {
-    const gone = await time.sample(mine.signal);
-    const got = await shown.load(mine.signal);
-    const names = Object.entries({ ...gone, ...got.silent });
-    silent.textContent = names.length ? `Without ${names.map(([node, why]) => `${node} (${why})`).join(", ")}` : "";
+    const [gone, got] = await Promise.all([time.sample(mine.signal), shown.load(mine.signal)]);
+    const names = Object.entries({ ...gone.silent, ...got.silent });
+    const more = Math.max(gone.silent_more ?? 0, got.silent_more ?? 0);
+    silent.textContent = names.length ? `Without ${names.map(([node, why]) => `${node} (${why})`).join(", ")}${more ? `, and ${more} more` : ""}` : "";
     updated.textContent = `${got.said}; ${new Date().toLocaleTimeString()}`;
     error.textContent = "";
+    performance.mark("shown"); // the first one says how long that took
   } catch (e) {
     if (e.name === "AbortError") return;
     error.textContent = String(e);

@@ -29,25 +29,12 @@ export async function get(path, parameters = {}, signal) {
   return body;
 }
 
-// ofAll asks all nodes. each turns a node's answer into a list; silent says of whom there is none.
-export async function ofAll(what, parameters, signal, each) {
-  const { nodes, silent } = await get(`all/${what}`, parameters, signal);
-  const list = Object.entries(nodes).flatMap(([node, answer]) => each(answer, node));
-  return { list, silent };
+// whom says of how many nodes an answer is, while it is not of all.
+export function whom(got) {
+  return got.whole ? "" : ` of ${got.answered} of ${got.nodes} nodes so far`;
 }
 
-// flows gives those of all nodes that a filter chooses, latest first.
-export async function flows(filter, signal) {
-  let lost = 0;
-  const { list, silent } = await ofAll("flows", { last: "2000", ...filter }, signal, (lines) => lines.flatMap((line) => {
-    lost += line.lost ?? 0;
-    return line.flow ? [line.flow] : [];
-  }));
-  list.sort((a, b) => (a.time < b.time ? 1 : a.time > b.time ? -1 : 0));
-  return { list, silent, lost };
-}
-
-// once leaves out what the node of the other end has seen as well.
-export function once(list) {
-  return list.filter((f) => f.seen_by === "from" || !f.from.endpoint);
+// flows gives the latest of all nodes that a filter chooses, latest first.
+export function flows(filter, signal) {
+  return get("flows", filter, signal);
 }

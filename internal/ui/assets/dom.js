@@ -44,13 +44,17 @@ export function labels(of) {
   return Object.entries(of ?? {}).map(([k, v]) => `${k}=${v}`).join(" ");
 }
 
+// pages leads to the pages of a list, by the address line.
+export function pages(address, box, total, size) {
+  const now = Number(address.get("page") ?? 0), last = Math.max(0, Math.ceil(total / size) - 1);
+  const to = (n, text) => el("button", { type: "button", disabled: n < 0 || n > last, onclick: () => address.set({ page: n ? String(n) : "" }) }, text);
+  const focused = box.contains(document.activeElement);
+  box.replaceChildren(to(now - 1, "Before"), ` ${total ? now * size + 1 : 0} to ${Math.min(total, (now + 1) * size)} of ${total} `, to(now + 1, "More"));
+  if (focused) box.querySelector("button:not([disabled])")?.focus();
+}
+
 // peer names one end of a flow.
 export function peer(p) {
   const name = p.endpoint || (p.node ? `node ${p.node}` : p.addr) || "?";
   return p.port ? `${name}:${p.port}` : name;
-}
-
-export function median(list) {
-  const sorted = [...list].sort((a, b) => a - b);
-  return sorted.length ? sorted[Math.floor(sorted.length / 2)] : 0;
 }

@@ -1,5 +1,5 @@
-import { bytes, el, labels } from "./dom.js";
-import { get, ofAll } from "./data.js";
+import { bytes, el, labels, pages } from "./dom.js";
+import { get } from "./data.js";
 import { table } from "./table.js";
 
 // verdictOf says what the rules make of a connection, and how it came about.
@@ -40,22 +40,21 @@ export function view(address) {
     { title: "Sent again", of: (e) => String(e.traffic?.retransmits || ""), number: true },
     { title: "Labels", of: (e) => labels(e.labels) },
   ]);
-  const policies = el("p");
+  const policies = el("p"), turn = el("p", { class: "pages" });
+  const fields = ["node", "name", "label"];
+  const form = el("form", { role: "search", "aria-label": "Filter of endpoints", onsubmit: (e) => { e.preventDefault(); address.set({ ...Object.fromEntries(new FormData(form)), page: "" }); } },
+    fields.map((f, i) => el("label", {}, ["Node", "Name or address", "Label"][i], el("input", { name: f, size: 14, value: address.get(f) ?? "", placeholder: ["n1", "shop/*, 10.244.0.0/16", "app=web"][i] }))),
+    el("button", { type: "submit" }, "Show"));
   return {
-    nodes: [el("h2", {}, "Would it be allowed?"), explainForm(address), policies, el("h2", {}, "Endpoints"), t.box],
+    nodes: [el("h2", {}, "Would it be allowed?"), explainForm(address), policies, el("h2", {}, "Endpoints"), form, turn, t.box],
     async load(signal) {
-      const [endpoints, traffic, rules] = await Promise.all([
-        ofAll("endpoints", {}, signal, (a) => a.endpoints),
-        ofAll("traffic", {}, signal, (a, node) => a.traffic.map((x) => ({ ...x, node }))),
-        get("policies", {}, signal),
-      ]);
-      const of = new Map(traffic.list.map((x) => [JSON.stringify([x.node, x.endpoint_id]), x]));
-      const list = endpoints.list.map((e) => ({ ...e, traffic: of.get(JSON.stringify([e.node, e.id])) }));
-      list.sort((a, b) => a.node.localeCompare(b.node) || a.name.localeCompare(b.name));
-      t.show(list);
-      const names = (rules.policies ?? []).map((p) => p.name);
-      policies.textContent = names.length ? `Policies: ${names.join(", ")}` : "No policies: everything is allowed.";
-      return { silent: endpoints.silent, said: `${list.length} endpoints` };
+      const chosen = Object.fromEntries([...fields, "page"].map((f) => [f, address.get(f)]));
+      const [got, rules] = await Promise.all([get("endpoints", chosen, signal), get("policies", {}, signal)]);
+      t.show(got.list);
+      pages(address, turn, got.total, 200);
+      const more = rules.total - rules.names.length;
+      policies.textContent = rules.total ? `Policies: ${rules.names.join(", ")}${more ? ` and ${more} more` : ""}` : "No policies: everything is allowed.";
+      return { ...got, said: `${got.total} endpoints` };
     },
   };
 }

@@ -1,5 +1,5 @@
 import { bytes, clock, duration, el, labels, peer } from "./dom.js";
-import { flows } from "./data.js";
+import { flows, whom } from "./data.js";
 import { table } from "./table.js";
 
 // The keys of a filter, as `heddle observe` has them, with what may stand there.
@@ -58,8 +58,9 @@ export function view(address) {
     nodes: [filterForm(address), t.box],
     async load(signal) {
       const got = await flows(filterOf(address), signal);
-      t.show(got.list);
-      return { silent: got.silent, said: `${got.list.length} flows${got.lost ? `, ${got.lost} lost` : ""}` };
+      t.show(got.flows);
+      const most = got.full ? `, the latest ${got.each} of each node` : "";
+      return { ...got, said: `${got.flows.length} flows${most}${got.lost ? `, ${got.lost} lost` : ""}${whom(got)}` };
     },
   };
 }

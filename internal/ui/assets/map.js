@@ -1,38 +1,12 @@
-import { bytes, duration, el, median, svg } from "./dom.js";
-import { flows, once } from "./data.js";
+import { bytes, duration, el, svg } from "./dom.js";
+import { get, whom } from "./data.js";
 import { filterForm, filterOf } from "./flows.js";
 import { table } from "./table.js";
 
 const WIDTH = 170, HEIGHT = 30, GAP = 14, BETWEEN = 190; // of services, in the map's own units
 const MOST = 150; // services that are drawn; the table has all
 
-// serviceOf names what an end belongs to: by its label, else by itself.
-function serviceOf(p, key) {
-  return p.labels?.[key] || p.endpoint || (p.node ? `node ${p.node}` : "outside");
-}
-
-// sum makes edges of flows.
-function sum(list, key) {
-  const edges = new Map();
-  for (const f of list) {
-    const from = serviceOf(f.from, key), to = serviceOf(f.to, key);
-    const id = JSON.stringify([from, to, f.to.port]);
-    const edge = edges.get(id) ?? { from, to, port: f.to.port, allowed: 0, denied: 0, cut: 0, failed: 0, sent: 0, received: 0, again: 0, rtts: [], paths: new Set() };
-    edges.set(id, edge);
-    if (f.event !== "end") edge[f.verdict]++;
-    if (f.event === "end" || f.event === "cut") {
-      edge.sent += f.bytes_sent;
-      edge.received += f.bytes_received;
-      edge.again += f.retransmits;
-    }
-    if (f.rtt_ns) edge.rtts.push(f.rtt_ns);
-    if (f.path) edge.paths.add(f.path);
-  }
-  return [...edges.values()].sort((a, b) => total(b) - total(a));
-}
-
 const bad = (e) => e.denied + e.cut + e.failed;
-const total = (e) => e.allowed + bad(e);
 
 // place gives each service a column behind those that connect to it, and a row.
 function place(edges) {
@@ -94,18 +68,20 @@ export function view(address) {
     { title: "From", of: (e) => e.from }, { title: "To", of: (e) => e.to }, { title: "Port", of: (e) => String(e.port || ""), number: true },
     { title: "Allowed", of: (e) => String(e.allowed), number: true },
     ...["denied", "cut", "failed"].map((v) => ({ title: v[0].toUpperCase() + v.slice(1), of: (e) => String(e[v] || ""), number: true, kind: (e) => (e[v] ? v : "") })),
-    { title: "Path", of: (e) => [...e.paths].join(" ") },
+    { title: "Path", of: (e) => (e.paths ?? []).join(" ") },
     { title: "Sent", of: (e) => bytes(e.sent), number: true }, { title: "Received", of: (e) => bytes(e.received), number: true },
-    { title: "RTT, median", of: (e) => duration(median(e.rtts)), number: true }, { title: "Sent again", of: (e) => String(e.again || ""), number: true },
+    { title: "RTT, median", of: (e) => duration(e.rtt_ns), number: true }, { title: "Sent again", of: (e) => String(e.retransmits || ""), number: true },
   ]);
   return {
     nodes: [filterForm(address), form, picture, el("h2", {}, "Connections"), t.box],
     async load(signal) {
-      const got = await flows(filterOf(address), signal);
-      const edges = sum(once(got.list), key);
+      const got = await get("summary", { ...filterOf(address), by: key }, signal);
+      const { edges } = got;
       picture.replaceChildren(edges.length ? draw(edges, key) : el("p", { class: "none" }, "No connections yet: what containers open shows here."));
       t.show(edges);
-      return { silent: got.silent, said: `${edges.length} connections of ${got.list.length} flows` };
+      const busiest = got.total > edges.length ? `the busiest ${edges.length} of ${got.total}` : String(edges.length);
+      const left = got.left_out ? `, ${got.left_out} of more services left out` : "";
+      return { ...got, said: `${busiest} connections of ${got.flows} flows${left}${whom(got)}` };
     },
   };
 }

@@ -1,35 +1,23 @@
 import uPlot from "./vendor/uplot.js";
-import { bytes, duration, el, median } from "./dom.js";
-import { flows, ofAll, once } from "./data.js";
+import { bytes, duration, el } from "./dom.js";
+import { get } from "./data.js";
 
 const MOST = 900; // samples: half an hour
 
 // Samples are kept for as long as the page is open, whichever view shows.
 const samples = { at: [], sent: [], received: [], opened: [], again: [], rtt: [] };
-let before = null;
-
-// sample takes what all endpoints did since the one before.
+// sample takes what all endpoints do.
 export async function sample(signal) {
-  const traffic = await ofAll("traffic", {}, signal, (a, node) => a.traffic.map((x) => ({ ...x, node })));
-  const now = Date.now() / 1000;
-  const of = new Map(traffic.list.map((x) => [JSON.stringify([x.node, x.endpoint_id]), x]));
-  if (before) {
-    const took = now - before.at;
-    const rate = (name) => {
-      let n = 0;
-      for (const [id, x] of of) n += Math.max(0, x[name] - (before.of.get(id)?.[name] ?? x[name]));
-      return n / took;
-    };
-    const ended = await flows({ since: new Date(before.at * 1000).toISOString(), event: "end" }, signal);
-    const rtts = once(ended.list).map((f) => f.rtt_ns).filter(Boolean);
-    const values = { at: now, sent: rate("bytes_sent"), received: rate("bytes_received"), opened: rate("opened"), again: rate("retransmits"), rtt: rtts.length ? median(rtts) : null };
+  const got = await get("summary", { by: new URLSearchParams(location.search).get("by") || "app" }, signal);
+  if (got.rates) {
+    const r = got.rates;
+    const values = { at: Date.now() / 1000, sent: r.sent, received: r.received, opened: r.opened, again: r.retransmits, rtt: got.rtt_ns || null };
     for (const [name, list] of Object.entries(samples)) {
       list.push(values[name]);
       if (list.length > MOST) list.shift();
     }
   }
-  before = { at: now, of };
-  return traffic.silent;
+  return got;
 }
 
 const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();

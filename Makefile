@@ -63,13 +63,14 @@ help:
 	@echo "make test-rdma-card  RDMA with a card, emulated, in two emulated machines (root)"
 	@echo "make test-arm64  the BPF programs on Debian's kernel for arm64, in an emulated machine (root)"
 	@echo "make test-encrypt  nodes that encrypt what they send each other, on Debian's kernel in an emulated machine (root; 10 minutes)"
+	@echo "make test-underlay-devices  VLANs and bonds between nodes, on Debian's kernel in an emulated machine (root; 10 minutes)"
 	@echo "make test-vm  TCP of an emulated machine without a network device, by queues in shared memory (root; a minute)"
 	@echo "make test-kernels  the core scenarios in emulated machines with Debian's kernels (root; a quarter of an hour each)"
 	@echo "make test-k8s  against a real Kubernetes, which it builds into $(OUT)/k8s/ (root; the first time 10 to 20 minutes)"
 	@echo "make test-docs  what the pages of docs/howto have their readers type, all of it, on hosts made for it (root; some minutes)"
 	@echo "make test-upgrade  agents replaced by these under load, from a build of commit REV (root)"
 	@echo "make test-nodes  an etcd cluster's and nodes' ends, for minutes; an etcd restored from a snapshot (root)"
-	@echo "make test-attack, test-bench, test-engines, test-lifecycle, test-paths, test-policy, test-programs, test-sockets, test-stacks, test-underlay6  scenarios of a theme (root)"
+	@echo "make test-attack, test-bench, test-engines, test-lifecycle, test-paths, test-policy, test-programs, test-sockets, test-stacks, test-underlays, test-underlay6  scenarios of a theme (root)"
 	@echo "make test-lab, test-unit, test-suites, test-rust  all scenarios; packages; suites of others; Rust. RUN=^TestPaths for some of a part"
 	@echo "make soak    random socket programs in overlay and heddle mode, for SOAK=10m; STACK=netstack for those on a stack module (root)"
 	@echo "make chaos   agents, fd keepers, runtimes and plugins killed under load, for CHAOS=5m; SEED to repeat (root)"
@@ -298,7 +299,7 @@ conformance: need-root build conformance-packages
 # A program with the race detector sleeps for a second before it ends, and many tests run themselves as other programs:
 # 20 ms are enough for reports of the last moment.
 RETRY  := --rerun-fails=1 --rerun-fails-max-failures=10
-THEMES := attack lifecycle paths engines policy sockets stacks programs underlay6 bench
+THEMES := attack lifecycle paths engines policy sockets stacks programs underlays underlay6 bench
 PARTS  := lab unit suites
 # RUN, if given, says which tests: test-lab RUN=^TestPaths. A package without any of them brings no lab up.
 RUN    :=
@@ -367,6 +368,13 @@ test-encrypt: need-root machine build lab-packages
 	$(call install,python3 wireguard-tools)
 	@mkdir -p $(OUT)
 	HEDDLE_KERNEL=$$(ls -d $(CURDIR)/$(OUT)/kernel/linux-image-*.deb) $(GO) test ./test/kernels -run TestEncrypt -count=1 -v -timeout 70m
+
+# VLANs and bonds between the nodes of a lab. Some ten minutes.
+.PHONY: test-underlay-devices
+test-underlay-devices: need-root machine build lab-packages
+	$(call install,python3 iputils-ping)
+	@mkdir -p $(OUT)
+	HEDDLE_KERNEL=$$(ls -d $(CURDIR)/$(OUT)/kernel/linux-image-*.deb) $(GO) test ./test/kernels -run TestUnderlayDevices -count=1 -v -timeout 70m
 
 # RDMA with a card, which is rdma_rxe in two emulated machines. Some two minutes.
 test-rdma-card: need-root machine build

@@ -183,6 +183,8 @@ static __always_inline int connect_direct(struct bpf_sock_addr *ctx, bool sk6, b
 	set_overlay(&tag->local, ipv6, ep->addr4.word[3]);
 	tag->remote = *dst;
 	tag->remote_port = ctx->user_port;
+	/* Other nodes know this one by it, whatever others the node has. */
+	bind_source(ctx, sk6, false, config_underlay);
 	set_destination(ctx, sk6, to->underlay.word[3], bpf_htons(port));
 	return take(tag, PATH_DIRECT, REASON_CONNECT_DIRECT, 0);
 }

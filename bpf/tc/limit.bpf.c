@@ -269,8 +269,9 @@ int limit_out(struct __sk_buff *skb)
 		sender = plain_sender(skb, &p, kind);
 	l = sender ? limit_of(sender) : NULL;
 	if (has_index(skb, INDEX_QUEUED)) {
-		/* Back from the shaping device. The kernel skips the action. */
-		skb->tc_index = 0;
+		/* Back from the shaping device. The kernel skips the action. The device may be on top
+		 * of another one (VLAN, bridge), by whose egress the packet leaves after this. */
+		skb->tc_index = INDEX_SENT;
 		skb->priority = l && l->flags & LIMIT_PRIORITY ? l->priority : 0;
 		return -1;
 	}
@@ -311,6 +312,8 @@ int limit_in(struct __sk_buff *skb)
 	struct packet p;
 	int kind;
 
+	if (has_index(skb, INDEX_RECEIVED)) /* at a device below this one */
+		return 0;
 	kind = read_packet(skb, &p);
 	if (kind == PACKET_OTHER || within_container(&p))
 		return 0;
@@ -334,5 +337,5 @@ int limit_in(struct __sk_buff *skb)
 			receiver = receiving_endpoint(skb, &p);
 	}
 	theirs = receiver ? limit_of(receiver) : NULL;
-	return queue(skb, &p, kind, ours, theirs, sender ? INDEX_SENT : 0);
+	return queue(skb, &p, kind, ours, theirs, sender ? INDEX_SENT : INDEX_RECEIVED);
 }

@@ -37,6 +37,7 @@ struct packet {
 #define INDEX_BEYOND     (INDEX_OURS | 4)  /* a container sent it to an address beyond the overlay */
 #define INDEX_REDIRECTED (INDEX_OURS | 8)  /* from_endpoint sent it here: nothing more is to be asked */
 #define INDEX_CROSSING   (INDEX_OURS | 16) /* a node socket sent it, by the container's device */
+#define INDEX_RECEIVED   (INDEX_OURS | 32) /* counted for the container that receives it */
 
 static __always_inline bool has_index(const struct __sk_buff *skb, __u32 index)
 {

@@ -97,6 +97,20 @@ func packetsText(p api.Packets) string {
 	return "routed: " + p.Reason
 }
 
+// underlayText says by which address and device other nodes reach this one.
+func underlayText(st nodeStatus) string {
+	u := st.Underlay
+	switch {
+	case u.Device == "" && u.OverlayMTU == 0: // an agent of an earlier build
+		return st.Node.Underlay.String()
+	case u.Device == "":
+		return fmt.Sprintf("%s, whose DEVICE IS GONE: restart the agent when it is back", st.Node.Underlay)
+	case u.Narrowed:
+		return fmt.Sprintf("%s on %s, MTU %d, SMALLER THAN IT WAS: the overlay has %d; restart the agent", st.Node.Underlay, u.Device, u.MTU, u.OverlayMTU)
+	}
+	return fmt.Sprintf("%s on %s, MTU %d, overlay %d", st.Node.Underlay, u.Device, u.MTU, u.OverlayMTU)
+}
+
 func statusTable(st nodeStatus, now time.Time) *table {
 	t := newTable()
 	direct := "none: takes no direct connections"
@@ -116,7 +130,7 @@ func statusTable(st nodeStatus, now time.Time) *table {
 	}
 	t.row("node", st.Node.Name)
 	t.row("agent", fmt.Sprintf("heddled %s, pid %d, up %s", st.Version, st.PID, now.Sub(st.Started).Round(time.Second)))
-	t.row("underlay", st.Node.Underlay.String())
+	t.row("underlay", underlayText(st))
 	t.row("prefixes", join(st.Node.Prefixes))
 	t.row("ipv6", families(st.IPv6))
 	t.row("direct ports", direct)
@@ -208,6 +222,13 @@ func directRows(d model.DirectPaths, now time.Time) []string {
 		counts = []string{"none"}
 	}
 	rows := []string{strings.Join(counts, ", ")}
+	for i, p := range d.Silent {
+		if i == shownPaths {
+			rows = append(rows, fmt.Sprintf("... and %d more nodes SILENT", len(d.Silent)-i))
+			break
+		}
+		rows = append(rows, fmt.Sprintf("%s (%s): SILENT for %s; %s: it is down, or its packets or this node's are dropped or translated on the way", p.Node, p.Underlay, now.Sub(p.Since).Round(time.Second), p.Detail))
+	}
 	for i, p := range d.Overlay {
 		if i == shownPaths {
 			return append(rows, fmt.Sprintf("... and %d more nodes by the overlay", len(d.Overlay)-i))

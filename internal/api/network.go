@@ -226,6 +226,7 @@ func (st Status) brief(most int) Status {
 	st.Features = slices.DeleteFunc(slices.Clone(st.Features), func(c Check) bool { return c.Status == CheckOK })
 	st.PeersAway = first(st.PeersAway, most, "peers_away", omitted)
 	st.Direct.Overlay = first(st.Direct.Overlay, most, "direct_paths.overlay", omitted)
+	st.Direct.Silent = first(st.Direct.Silent, most, "direct_paths.silent", omitted)
 	st.Faults = first(st.Faults, most, "faults", omitted)
 	st.Policy.Faults = first(st.Policy.Faults, most, "policy.faults", omitted)
 	st.Interception.Unguarded = first(st.Interception.Unguarded, most, "interception.unguarded", omitted)

@@ -211,8 +211,10 @@ type Status struct {
 	Version string     `json:"version"`
 	PID     int        `json:"pid"`
 	Started time.Time  `json:"started"`
-	IPv6    IPv6       `json:"ipv6"`
-	Store   Store      `json:"store"`
+	// Underlay is the device that has the address by which other nodes reach this one.
+	Underlay Underlay `json:"underlay"`
+	IPv6     IPv6     `json:"ipv6"`
+	Store    Store    `json:"store"`
 	// Encryption is nil where neither this node nor another encrypts.
 	Encryption *Encryption `json:"encryption,omitempty"`
 	Endpoints  int         `json:"endpoints"` // on this node
@@ -237,6 +239,17 @@ type Status struct {
 	Features []Check `json:"features"`
 	// Omitted says of which lists how many entries are missing, where somebody asked for few.
 	Omitted map[string]int `json:"omitted,omitempty"`
+}
+
+// Underlay is the device of the network that joins the nodes. MTUs are in bytes.
+type Underlay struct {
+	Device string `json:"device"` // "": it is gone
+	MTU    int    `json:"mtu"`
+	// OverlayMTU is the largest packet that the overlay carries, by what the device's MTU was when
+	// the agent started.
+	OverlayMTU int `json:"overlay_mtu"`
+	// Narrowed says that such packets are too large for the device now: they travel in fragments.
+	Narrowed bool `json:"narrowed,omitempty"`
 }
 
 // Packets says how packets between containers go that node sockets do not carry.

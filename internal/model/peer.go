@@ -67,6 +67,9 @@ type DirectPaths struct {
 	Peers map[PeerState]int `json:"peers"`
 	// Overlay lists those that the overlay carries connections to, by name.
 	Overlay []PeerPath `json:"overlay,omitempty"`
+	// Silent lists those that answered neither the last probes nor over the overlay, by name, since
+	// when. Where connections to them go is as State says.
+	Silent []PeerPath `json:"silent,omitempty"`
 	// Probes counts the probes sent since the agent's start, by outcome.
 	Probes map[string]uint64 `json:"probes"`
 }

@@ -121,6 +121,8 @@ type NodeDevices struct {
 	// OuterIfindex is the device of the network that joins the nodes. It is UnderlayIfindex, unless
 	// the node has an inner address.
 	OuterIfindex int
+	// OuterMTU is what OverlayMTU was made of: that of the device, in bytes.
+	OuterMTU int
 	// Outer is the node's IPv6 address there, to and from which packets of UnderlayIfindex are
 	// translated; the zero Addr: they are not.
 	Outer netip.Addr

@@ -76,6 +76,7 @@ func SetupNode(cfg NodeConfig) (NodeDevices, error) {
 		UnderlayIfindex: underlay.Attrs().Index,
 		UnderlayName:    underlay.Attrs().Name,
 		OuterIfindex:    outer.Attrs().Index,
+		OuterMTU:        outer.Attrs().MTU,
 		OverlayIfindex:  overlay.Attrs().Index,
 		DivertIfindex:   divert.Attrs().Index,
 		VTEPMAC:         overlay.Attrs().HardwareAddr.String(),

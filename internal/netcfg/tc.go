@@ -3,6 +3,7 @@ package netcfg
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -213,6 +214,39 @@ func ensureClsact(h *netlink.Handle, link netlink.Link) error {
 	}
 	if err != nil {
 		return fmt.Errorf("add clsact qdisc: %w", err)
+	}
+	return nil
+}
+
+// DetachElsewhere detaches the program called name from the ingress of all devices that are no
+// endpoint's, but of those to keep: a node's underlay address may have been another device's once.
+func DetachElsewhere(name string, keep ...int) error {
+	h, err := open()
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	links, err := dump(h.LinkList)
+	if err != nil {
+		return fmt.Errorf("list devices: %w", err)
+	}
+	for _, l := range links {
+		if _, endpoint := endpointOf(l); endpoint || slices.Contains(keep, l.Attrs().Index) {
+			continue
+		}
+		if clsact, err := hasClsact(h, l); err != nil || !clsact {
+			if err != nil && !errors.Is(err, unix.ENODEV) {
+				return fmt.Errorf("qdiscs of %s: %w", l.Attrs().Name, err)
+			}
+			continue
+		}
+		own, err := ownFilter(h, l, Ingress)
+		if err == nil && own != nil && own.Name == filterOwner+name {
+			_, err = detach(h, l, Ingress)
+		}
+		if err != nil && !errors.Is(err, errForeignFilter) && !errors.Is(err, unix.ENODEV) {
+			return fmt.Errorf("detach %s from %s: %w", name, l.Attrs().Name, err)
+		}
 	}
 	return nil
 }

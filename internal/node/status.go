@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"net"
 	"os"
 	"slices"
 	"time"
@@ -39,6 +40,7 @@ func (rp *reports) Status(ctx context.Context) (api.Status, error) {
 			ID: rp.network.ID, Pool: rp.network.Pool, Prefix6: rp.network.Prefix6, VNI: rp.network.VNI, VXLANPort: rp.network.VXLANPort,
 		},
 		Version: rp.cfg.Version, PID: os.Getpid(), Started: rp.started,
+		Underlay:     rp.underlay(),
 		IPv6:         rp.ipv6,
 		Store:        rp.storeStatus(ctx, state.Revision, applyErr),
 		Endpoints:    rp.known.len(),
@@ -52,6 +54,16 @@ func (rp *reports) Status(ctx context.Context) (api.Status, error) {
 		FaultReasons: slices.Concat(api.FaultReasons, rp.planes.Declares().Faults),
 	}
 	return st, rp.planes.FillStatus(ctx, &st)
+}
+
+// underlay says which device the network that joins the nodes is reached by.
+func (rp *reports) underlay() api.Underlay {
+	u := api.Underlay{OverlayMTU: rp.devices.OverlayMTU}
+	if dev, err := net.InterfaceByIndex(rp.devices.OuterIfindex); err == nil {
+		u.Device, u.MTU = dev.Name, dev.MTU
+		u.Narrowed = dev.MTU < rp.devices.OuterMTU
+	}
+	return u
 }
 
 // counters gives the planes' counters, with what nftables counted.

@@ -75,7 +75,7 @@ const everything = `find bin -maxdepth 1 -type f -exec install -t /usr/local/bin
 // trials are all sessions. What is in none has its reason in notTried.
 var trials = []trial{
 	{name: "hosts", hosts: "a=192.0.2.1 b=192.0.2.2", needs: []string{"runc", "busybox", "nginx", "tcpdump", "curl", "tar"}, pages: []string{
-		"install-on-two-hosts##4. Stop and remove", "runc", "cni", "policy", "limits", "packets", "metrics", "see-inside", "observe", "ui", "troubleshoot", "migrate",
+		"install-on-two-hosts##4. Stop and remove", "runc", "cni", "policy", "limits", "packets", "underlays", "metrics", "see-inside", "observe", "ui", "troubleshoot", "migrate",
 		"install-on-two-hosts#4. Stop and remove"}},
 	{name: "lab", hosts: "a=192.0.2.1", needs: []string{"runc", "curl", "tcpdump"}, pages: []string{"run-the-lab"}, long: true},
 	{name: "firewall", hosts: "a=192.0.2.1", needs: []string{"runc", "python3", "curl", "nft"}, pages: []string{"firewall"}, ready: everything},

@@ -191,7 +191,7 @@ func (p *Plane) attachToNode() error {
 			return fmt.Errorf("attach %s: %w", t.name, err)
 		}
 	}
-	return nil
+	return netcfg.DetachElsewhere("from_underlay", p.cfg.Devices.UnderlayIfindex, p.cfg.Devices.OuterIfindex)
 }
 
 // handleTraps makes the handlers of the plane's calls and registers them.

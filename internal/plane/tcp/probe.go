@@ -140,6 +140,7 @@ func probedPeers(self string, nodes []model.Node) []probe.Peer {
 // dialProbes implements probe.Config.Dial.
 func (p *Plane) dialProbes(ctx context.Context, to probe.Peer, ports []uint16) ([]probe.Answer, error) {
 	own := model.Gateway(p.cfg.Self.Prefixes[0])
+	from := &unix.SockaddrInet4{Addr: p.cfg.Self.Underlay.As4()}
 	fds := make([]unix.PollFd, 0, len(ports))
 	defer func() {
 		for _, f := range fds {
@@ -151,6 +152,13 @@ func (p *Plane) dialProbes(ctx context.Context, to probe.Peer, ports []uint16) (
 	prepare := func(fd int) error {
 		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, model.Mark); err != nil { // as connections have it
 			return fmt.Errorf("set SO_MARK: %w", err)
+		}
+		// If the node has lost its address, the kernel's choice must do, as for connections.
+		if err := unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1); err != nil {
+			return fmt.Errorf("set IP_BIND_ADDRESS_NO_PORT: %w", err)
+		}
+		if err := unix.Bind(fd, from); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
+			return fmt.Errorf("bind to %s: %w", p.cfg.Self.Underlay, err)
 		}
 		return p.datapath.TagProbe(fd, own, to.Gateway)
 	}

@@ -85,6 +85,7 @@ type peer struct {
 	since        time.Time
 	probed, next time.Time
 	answered     time.Time // when it last answered, in whatever way
+	silent       time.Time // since when it has not, on either path; the zero Time: it has
 	failures     int       // rounds in a row that did not show a working path
 	busy         bool      // a round goes on
 	wanted       bool      // a connect has asked for the next one
@@ -337,6 +338,7 @@ func (pr *Prober) take() (*peer, time.Duration) {
 type finding struct {
 	state  model.PeerState
 	known  bool // otherwise the state stays as it is: the peer is away, or this node cannot probe
+	silent bool // the peer answers on neither path; not known
 	early  bool // the peer may not have been ready: not known, and to be looked at again at once
 	detail string
 }
@@ -404,6 +406,11 @@ func (pr *Prober) record(p *peer, f finding) {
 	if f.known {
 		p.answered = now
 	}
+	if !f.silent {
+		p.silent = time.Time{}
+	} else if p.silent.IsZero() {
+		p.silent = now
+	}
 	p.next = now.Add(wait - rand.N(wait/5))
 	if p.wanted { // asked for while the round went on
 		p.next = now.Add(minPause)
@@ -462,7 +469,7 @@ func (pr *Prober) measure(ctx context.Context, p Peer, ports []uint16) finding {
 	case len(failing) == 0:
 		return finding{state: model.PeerProven, known: true}
 	case !alive:
-		return finding{detail: describe(len(ports), failing, refused) + "; nor does the node answer over the overlay"}
+		return finding{silent: true, detail: describe(len(ports), failing, refused) + "; nor does the node answer over the overlay"}
 	case refused > 0:
 		return finding{state: model.PeerStripped, known: true, detail: describe(len(ports), failing, refused)}
 	}
@@ -521,13 +528,20 @@ func (pr *Prober) Paths() model.DirectPaths {
 	}
 	for _, p := range pr.peers {
 		out.Peers[p.state]++
+		path := model.PeerPath{
+			Node: p.Name, Underlay: p.Underlay, State: p.state, Reason: reasons[p.state], Detail: p.detail,
+			Since: p.since, Probed: p.probed, Next: p.next,
+		}
 		if p.state != model.PeerProven {
-			out.Overlay = append(out.Overlay, model.PeerPath{
-				Node: p.Name, Underlay: p.Underlay, State: p.state, Reason: reasons[p.state], Detail: p.detail,
-				Since: p.since, Probed: p.probed, Next: p.next,
-			})
+			out.Overlay = append(out.Overlay, path)
+		}
+		if !p.silent.IsZero() {
+			path.Since = p.silent
+			out.Silent = append(out.Silent, path)
 		}
 	}
-	slices.SortFunc(out.Overlay, func(a, b model.PeerPath) int { return strings.Compare(a.Node, b.Node) })
+	for _, list := range [][]model.PeerPath{out.Overlay, out.Silent} {
+		slices.SortFunc(list, func(a, b model.PeerPath) int { return strings.Compare(a.Node, b.Node) })
+	}
 	return out
 }

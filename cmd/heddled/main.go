@@ -25,6 +25,7 @@ import (
 	"heddle.dev/heddle/internal/peerapi"
 	"heddle.dev/heddle/internal/plane"
 	"heddle.dev/heddle/internal/plane/lanes"
+	"heddle.dev/heddle/internal/plane/process"
 	"heddle.dev/heddle/internal/plane/queues"
 	"heddle.dev/heddle/internal/plane/stacks"
 	"heddle.dev/heddle/internal/plane/verbs"
@@ -80,7 +81,7 @@ func newCommand() *cobra.Command {
 		},
 	}
 	f.register(cmd)
-	cmd.AddCommand(newFDKeepCommand(), newListenCommand(), newTeardownCommand(), newABICommand(), newPopulateCommand(), newPodCommand())
+	cmd.AddCommand(newFDKeepCommand(), newListenCommand(), newConfineCommand(), newTeardownCommand(), newABICommand(), newPopulateCommand(), newPodCommand())
 	return cmd
 }
 
@@ -357,6 +358,15 @@ func newFDKeepCommand() *cobra.Command {
 	}
 	cmd.Flags().StringVar(&socket, "socket", "", "Unix socket to serve")
 	return cmd
+}
+
+// newConfineCommand becomes a program that is not Heddle's own (process.Confined).
+func newConfineCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: process.Confine + " PROGRAM [ARGUMENT]...", Short: "Become a program that may do little (started by heddled itself)",
+		Args: cobra.MinimumNArgs(1), DisableFlagParsing: true, SilenceUsage: true, SilenceErrors: true, Hidden: true,
+		RunE: func(_ *cobra.Command, args []string) error { return process.Become(args[0], args[1:]) },
+	}
 }
 
 // newListenCommand calls listen() for the agent and ends: nothing that a container has leads to a

@@ -106,6 +106,8 @@ var meanings = map[string]meaning{
 		"install heddle-stack beside heddled (`make build` builds it), on a kernel with CONFIG_TUN"},
 	"stack_netstack": {false, "no TCP by netstack for containers whose stack profile asks for it: the profile's fallback holds",
 		"install heddle-netstack beside heddled (`make build` builds it), on a kernel with CONFIG_TUN"},
+	"stack_own_modules": {false, "no TCP by that module for containers whose stack profile says module/NAME: the profile's fallback holds",
+		"do what is said of it; of a program that ends, the end of what it writes is said"},
 	"verbs_router": {false, "no RDMA devices for containers that ask for them (`heddle endpoints add --verbs`)",
 		"install heddle-rdma beside heddled (`make build` builds it), on a kernel with CONFIG_CROSS_MEMORY_ATTACH"},
 	"verbs_userfaultfd": {false, "RDMA without a card copies by system calls, a tenth as fast on one node",

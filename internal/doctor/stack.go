@@ -3,8 +3,12 @@ package doctor
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
+	"strings"
 
+	"heddle.dev/heddle/internal/plane/process"
 	"heddle.dev/heddle/internal/plane/stacks"
 	"heddle.dev/heddle/internal/stack"
 )
@@ -13,6 +17,42 @@ import (
 // packets by a device.
 func stackModules() []finding {
 	return []finding{stackModule("stack_module", stack.Smoltcp), stackModule("stack_netstack", stack.Netstack)}
+}
+
+// ownModules looks whether those of the operator's own would run.
+func ownModules() finding {
+	self, err := os.Executable()
+	if err != nil {
+		return finding{name: "stack_own_modules", err: err}
+	}
+	heddled, err := process.Program{Name: "heddled", Self: self}.Find()
+	return ownStackModules(stacks.DefaultOwnModules, heddled, err)
+}
+
+// ownStackModules starts each module of the operator's own that is in the folder, as an agent
+// would: by heddled, unless that is missing.
+func ownStackModules(folder, heddled string, missing error) finding {
+	f := finding{name: "stack_own_modules", detail: "none in " + folder}
+	found, err := os.ReadDir(folder)
+	switch {
+	case errors.Is(err, fs.ErrNotExist) || err == nil && len(found) == 0:
+		return f
+	case err != nil || missing != nil:
+		f.err = errors.Join(err, missing)
+		return f
+	}
+	var names, wrong []string
+	for _, e := range found {
+		names = append(names, e.Name())
+		if err := stacks.TryOwn(filepath.Join(folder, e.Name()), heddled); err != nil {
+			wrong = append(wrong, e.Name()+": "+strings.ReplaceAll(err.Error(), "\n", "; "))
+		}
+	}
+	f.detail = strings.Join(names, ", ") + " in " + folder
+	if wrong != nil {
+		f.err = errors.New(strings.Join(wrong, "; "))
+	}
+	return f
 }
 
 func stackModule(name string, kind stack.Kind) finding {

@@ -4,11 +4,11 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"runtime"
 	"syscall"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/callfilter"
 )
 
 // firstUser is the first of those that tenants' processes become, each another one, by chance, and
@@ -76,38 +76,8 @@ var calls = []uint32{
 // filterCalls has all other calls of all threads fail with EPERM, and clone() make nothing but
 // threads.
 func filterCalls() error {
-	const (
-		loadNr, loadArch, loadArg0 = 0, 4, 16
-		threads                    = unix.CLONE_VM | unix.CLONE_THREAD
-	)
-	arch, ok := map[string]uint32{"amd64": unix.AUDIT_ARCH_X86_64, "arm64": unix.AUDIT_ARCH_AARCH64}[runtime.GOARCH]
-	if !ok {
-		return fmt.Errorf("no filter of system calls for %s", runtime.GOARCH)
-	}
-	load := func(at uint32) unix.SockFilter {
-		return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: at}
-	}
-	is := func(k uint32, yes, no uint8) unix.SockFilter {
-		return unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jt: yes, Jf: no, K: k}
-	}
-	give := func(k uint32) unix.SockFilter { return unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: k} }
-	refuse := give(unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM))
-	filter := []unix.SockFilter{load(loadArch), is(arch, 1, 0), give(unix.SECCOMP_RET_KILL_PROCESS), load(loadNr)}
-	for _, nr := range append(calls, archCalls...) {
-		filter = append(filter, is(nr, 0, 1), give(unix.SECCOMP_RET_ALLOW))
-	}
-	filter = append(filter,
-		is(unix.SYS_CLONE3, 0, 1), give(unix.SECCOMP_RET_ERRNO|uint32(unix.ENOSYS)), // its flags lie in memory: a C library takes clone() then
-		is(unix.SYS_CLONE, 0, 4), load(loadArg0),
-		unix.SockFilter{Code: unix.BPF_ALU | unix.BPF_AND | unix.BPF_K, K: threads}, is(threads, 0, 1), give(unix.SECCOMP_RET_ALLOW),
-		refuse)
-	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
-		return fmt.Errorf("no new privileges: %w", err)
-	}
-	prog := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
-	_, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC, uintptr(unsafe.Pointer(&prog)))
-	if errno != 0 {
-		return fmt.Errorf("filter system calls: %w", errno)
-	}
-	return nil
+	const threads = unix.CLONE_VM | unix.CLONE_THREAD
+	rules := append(callfilter.Each(0, append(calls, archCalls...)...), callfilter.NoClone3,
+		callfilter.Rule{Call: unix.SYS_CLONE, Mask: threads, Value: threads})
+	return callfilter.Install(callfilter.AllThreads, unix.EPERM, rules...)
 }

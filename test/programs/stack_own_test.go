@@ -96,9 +96,16 @@ func (l stacksLab) isConfined(t *testing.T) {
 	}
 	status, err := os.ReadFile(filepath.Join(proc, "status"))
 	testutil.NoError(t, err)
-	for _, want := range []string{"NoNewPrivs:\t1", "CapPrm:\t0000000000000000", "CapEff:\t0000000000000000", "Groups:\t \n"} {
+	for _, want := range []string{"NoNewPrivs:\t1", "CapPrm:\t0000000000000000", "CapEff:\t0000000000000000", "Groups:\t \n", "Seccomp:\t2"} {
 		if !strings.Contains(string(status), want) {
 			t.Errorf("its status has no %q:\n%s", want, status)
+		}
+	}
+	limits, err := os.ReadFile(filepath.Join(proc, "limits"))
+	testutil.NoError(t, err)
+	for _, want := range []string{"Max processes             4096", "Max data size             4294967296", "Max core file size        0"} {
+		if !strings.Contains(string(limits), want) {
+			t.Errorf("its limits have no %q:\n%s", want, limits)
 		}
 	}
 	for _, kind := range []string{"net", "ipc"} {

@@ -7,20 +7,25 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 )
 
 // Confined is how a program runs that is not Heddle's own: as a user that nobody else is, without
-// privileges or a way to get some, and without network, System V or POSIX queues of anybody's.
+// privileges or a way to get some, without network, System V or POSIX queues of anybody's, without
+// system calls that it does not need (forbidden), and within bounds.
 type Confined struct {
 	// User is the number of its user and of its only group.
 	User uint32
 	// Dir is the folder that its socket is in, which is made anew for each process.
 	Dir string
+	// By is a program that calls Become with what follows Confine on its command line.
+	By string
 }
+
+// Confine is the command by which a program becomes a confined one.
+const Confine = "confine"
 
 // confinedSocket is the socket's name in Dir.
 const confinedSocket = "agent.sock"
@@ -45,15 +50,11 @@ func (p Program) start(cmd *exec.Cmd) error {
 		return err
 	}
 	defer dir.Close()
+	cmd.Path, cmd.Args = c.By, append([]string{c.By, Confine}, cmd.Args...)
 	cmd.ExtraFiles, cmd.Env = []*os.File{dir}, []string{"PATH=/usr/bin:/bin"}
 	cmd.SysProcAttr.Cloneflags |= unix.CLONE_NEWNET | unix.CLONE_NEWIPC
 	cmd.SysProcAttr.Credential = &syscall.Credential{Uid: c.User, Gid: c.User, Groups: []uint32{}}
-	return onThread(func() error {
-		if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
-			return fmt.Errorf("no new privileges: %w", err)
-		}
-		return cmd.Start()
-	})
+	return cmd.Start()
 }
 
 // makeDir makes Dir anew, and opens it.
@@ -73,22 +74,6 @@ func (c *Confined) makeDir() (*os.File, error) {
 		return nil, fmt.Errorf("open %s: %w", c.Dir, err)
 	}
 	return os.NewFile(uintptr(fd), c.Dir), nil
-}
-
-// onThread runs f on a thread that ends with it, and so does what f makes of it. The first thread
-// of a process does not end: it waits meanwhile.
-func onThread(f func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		if unix.Gettid() == unix.Getpid() {
-			done <- onThread(f)
-			runtime.UnlockOSThread()
-			return
-		}
-		done <- f() // not unlocked
-	}()
-	return <-done
 }
 
 // IsPeer fails unless the other end of a connection is the confined program: it may have put

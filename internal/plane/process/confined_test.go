@@ -1,6 +1,7 @@
 package process_test
 
 import (
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -74,8 +75,32 @@ type link struct{ conn *net.UnixConn }
 
 func (l link) Process() int { pid, _ := process.Peer(l.conn); return pid }
 
-// TestConfined: a program that is confined has no privileges, and cannot have the agent talk to
-// somebody else. Unconfined, the same program has them.
+// listenForAnybody has the node's sockets in dir that every user may connect or send to.
+func listenForAnybody(t *testing.T, dir string) {
+	t.Helper()
+	open, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, "open"), Net: "unix"})
+	testutil.NoError(t, err)
+	t.Cleanup(func() { _ = open.Close() })
+	datagrams, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: filepath.Join(dir, "datagrams"), Net: "unixgram"})
+	testutil.NoError(t, err)
+	t.Cleanup(func() { _ = datagrams.Close() })
+	for _, name := range []string{"open", "datagrams"} {
+		testutil.NoError(t, os.Chmod(filepath.Join(dir, name), 0o666))
+	}
+}
+
+// TestMain is the program by which confined ones are started, too.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 2 && os.Args[1] == process.Confine {
+		fmt.Fprintln(os.Stderr, process.Become(os.Args[2], os.Args[3:]))
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+// TestConfined: a program that is confined has no privileges, calls that it does not need, or
+// bounds that it can raise, and cannot have the agent talk to somebody else. Unconfined, the same
+// program has them.
 func TestConfined(t *testing.T) {
 	dir := rootsFolder(t)
 	const python = "/usr/bin/python3" // one that every user may execute
@@ -85,7 +110,7 @@ func TestConfined(t *testing.T) {
 	path := filepath.Join(dir, "program")
 	// It may make its socket, and says what else it may do.
 	testutil.NoError(t, os.WriteFile(path, []byte("#!"+python+`
-import os, socket, sys
+import ctypes, errno, os, resource, socket, sys
 s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 s.bind(sys.argv[2])
 s.listen()
@@ -94,19 +119,48 @@ def can(f):
     try:
         f()
         return True
-    except OSError:
+    except (OSError, ValueError): # a limit above what may be is the latter
         return False
+libc = ctypes.CDLL(None, use_errno=True)
+def call(name, *args):
+    # What fails for another reason, the kernel has taken.
+    if getattr(libc, name)(*args) == -1 and ctypes.get_errno() == errno.EPERM:
+        raise OSError(errno.EPERM, name)
+def send(path):
+    socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0].sendto(b"x", path)
+def clone():
+    child = libc.syscall({"x86_64": 56, "aarch64": 220}[os.uname().machine], 0x10000000, 0, 0, 0, 0)
+    if child == 0:
+        os._exit(0)
+    if child < 0:
+        raise OSError(ctypes.get_errno(), "clone")
+def more(what, than):
+    if not 0 <= resource.getrlimit(what)[1] <= than:
+        return
+    resource.setrlimit(what, (resource.getrlimit(what)[1] + 1,) * 2)
 did = [name for name, f in {
     "write": lambda: open("`+dir+`/written", "w"),
     "kill": lambda: os.kill(1, 0),
     "root": lambda: os.setuid(0),
     "network": lambda: socket.create_connection(("127.0.0.1", int(sys.argv[3]) if len(sys.argv) > 3 else 1), 1),
     "raw": lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, 6),
+    "netlink": lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0),
+    "connect": lambda: socket.socket(socket.AF_UNIX).connect("`+dir+`/open"),
+    "send": lambda: send("`+dir+`/datagrams"),
+    "trace": lambda: call("ptrace", 16, 0x3fffffff, 0, 0),
+    "look": lambda: call("process_vm_readv", os.getppid(), None, 0, None, 0, 0),
+    "clone": clone, # before the next one, in which nobody may
+    "namespace": lambda: call("unshare", 0x10000000),
+    "descriptors": lambda: more(resource.RLIMIT_NOFILE, 1 << 18),
+    "processes": lambda: more(resource.RLIMIT_NPROC, 1 << 12),
+    "memory": lambda: more(resource.RLIMIT_DATA, 4 << 30),
+    "core": lambda: more(resource.RLIMIT_CORE, 0),
 }.items() if can(f)]
 conn.send(("may " + " ".join(did)).encode())
 conn.recv(1)
 `), 0o755))
-	confined := &process.Confined{User: user, Dir: filepath.Join(dir, "its")}
+	listenForAnybody(t, dir)
+	confined := &process.Confined{User: user, Dir: filepath.Join(dir, "its"), By: "/proc/self/exe"}
 	program := process.Program{Name: "program", Path: path, Socket: confined.Socket(), Log: filepath.Join(dir, "log"), OwnNetns: true, Confined: confined}
 	dial := func(path string) (l link, err error) {
 		conn, err := net.Dial("unixpacket", path)
@@ -120,7 +174,7 @@ conn.recv(1)
 		l, err := process.Reach(p, dial)
 		testutil.NoError(t, err)
 		defer l.conn.Close()
-		buf := make([]byte, 100)
+		buf := make([]byte, 200)
 		n, err := l.conn.Read(buf)
 		testutil.NoError(t, err)
 		if p.Confined != nil {
@@ -135,8 +189,11 @@ conn.recv(1)
 		t.Errorf("confined, it %s", may)
 	}
 	program.Confined, program.Socket = nil, filepath.Join(dir, "socket")
-	if may := asks(program); !strings.Contains(may, "write") || !strings.Contains(may, "kill") {
-		t.Errorf("unconfined, it %s: this tests nothing", may)
+	may := asks(program)
+	for _, what := range []string{"write", "kill", "raw", "netlink", "connect", "send", "trace", "look", "namespace", "clone", "memory"} {
+		if !strings.Contains(may, " "+what) {
+			t.Errorf("unconfined, it %s, and not %s: this tests nothing", may, what)
+		}
 	}
 
 	// Attack: somebody else's socket in its folder.

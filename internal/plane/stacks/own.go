@@ -50,8 +50,12 @@ func (p *Plane) program(kind stack.Kind) process.Program {
 	if !own {
 		return program(kind, p.cfg.Self, p.cfg.StateDir)
 	}
-	dir := filepath.Join(p.cfg.StateDir, ownFolder)
-	confined := &process.Confined{User: userOf(name), Dir: filepath.Join(dir, name)}
+	return ownProgram(name, filepath.Join(p.cfg.StateDir, ownFolder), "/proc/self/exe")
+}
+
+// ownProgram is an own module whose socket and log are in dir; by is heddled.
+func ownProgram(name, dir, by string) process.Program {
+	confined := &process.Confined{User: userOf(name), Dir: filepath.Join(dir, name), By: by}
 	return process.Program{Name: name, Socket: confined.Socket(), Log: filepath.Join(dir, name+".log"), OwnNetns: true, Confined: confined}
 }
 
@@ -69,6 +73,34 @@ func (p *Plane) find(kind stack.Kind) (string, error) {
 		return "", fmt.Errorf("module %s: %w", name, err)
 	}
 	return path, nil
+}
+
+// TryOwn fails unless agents would take the own module at path, and it starts and answers; by is
+// heddled.
+func TryOwn(path, by string) error {
+	name := filepath.Base(path)
+	if err := stack.ValidateModule(name); err != nil {
+		return err
+	}
+	if err := process.OnlyRoots(path); err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp("", "heddle-module")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	p := ownProgram(name, dir, by)
+	p.Path = path
+	l, err := process.Reach(p, dialConfined(p.Confined))
+	if err != nil {
+		return err
+	}
+	defer l.close()
+	if p.Confined.IsProcess(l.pid) {
+		_ = unix.Kill(l.pid, unix.SIGKILL) // or it has ended
+	}
+	return nil
 }
 
 // lookEvery is how often it is looked for modules that profiles name and the node has not.
@@ -125,12 +157,16 @@ func (p *Plane) reach(m *module) (*link, error) {
 	return process.Reach(program, p.dial(m))
 }
 
-// dial gives what connects to a module: an own one may have put a link to somebody else there.
+// dial gives what connects to a module.
 func (p *Plane) dial(m *module) func(string) (*link, error) {
-	confined := p.program(m.kind).Confined
-	if confined == nil {
-		return dial
+	if confined := p.program(m.kind).Confined; confined != nil {
+		return dialConfined(confined)
 	}
+	return dial
+}
+
+// dialConfined is dial for an own module, which may have put a link to somebody else there.
+func dialConfined(confined *process.Confined) func(string) (*link, error) {
 	return func(path string) (*link, error) {
 		l, err := dial(path)
 		if err == nil {

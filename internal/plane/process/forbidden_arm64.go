@@ -1,0 +1,4 @@
+package process
+
+// archForbidden are calls that other architectures do not have.
+var archForbidden []uint32

@@ -30,6 +30,6 @@ func newRootCmd() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(newStatusCmd(), newEndpointsCmd(), newNodesCmd(), newEncryptionCmd(), newConnectionsCmd(), newObserveCmd(), newTopCmd(), newTraceCmd(), newUICmd(), newRDMACmd(), newLimitCmd(), newPolicyCmd(), newStackCmd(), newCaptureCmd(), newDoctorCmd(), newLabCmd(), newBenchCmd(), newDemoCmd(), newPauseCmd(), newUninstallCmd(), newMigrateCmd())
+	root.AddCommand(newStatusCmd(), newEndpointsCmd(), newNodesCmd(), newEncryptionCmd(), newConnectionsCmd(), newObserveCmd(), newTopCmd(), newTraceCmd(), newPingCmd(), newUICmd(), newRDMACmd(), newLimitCmd(), newPolicyCmd(), newStackCmd(), newCaptureCmd(), newDoctorCmd(), newLabCmd(), newBenchCmd(), newDemoCmd(), newPauseCmd(), newUninstallCmd(), newMigrateCmd())
 	return root
 }

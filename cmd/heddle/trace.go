@@ -26,7 +26,7 @@ func newTraceCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "trace SOURCE DESTINATION[:PORT]",
 		Short: "Say whether a container may connect, and try it",
-		Long: `Says what policy makes of a TCP connection, and by which rule; then makes one in the source's name, as a program
+		Long: `Says what policy makes of a TCP connection, by which rule, and which path it would take and why; then makes one in the source's name, as a program
 of it would, with the same policy, limits and path, and says how long that took, which path it went and why, and what
 ended it. Nothing is sent by it, and it is closed at once. SOURCE is an intercepted endpoint: its name, address or id, on
 a node that is asked. DESTINATION is an endpoint of any node, or an address ([ADDRESS]:PORT of IPv6); PORT is 80 if it is
@@ -34,31 +34,20 @@ missing. It exits with 1 if no connection came about.`,
 		Example: "  heddle trace n1/c1 n2/c1:8080\n  heddle trace web 192.0.2.7:443",
 		Args:    cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			to, port, err := parseDestination(args[1])
+			try, err := f.prepare(cmd.Context(), args[0], args[1])
 			if err != nil {
 				return err
 			}
-			from, err := f.find(api.DefaultSocket, labRunFolder)
-			if err != nil {
-				return err
-			}
-			source, err := findContainer(cmd.Context(), from, args[0])
-			if err != nil {
-				return err
-			}
-			from.clients = []*api.Client{source.agent}
-			answers, err := ask(cmd.Context(), from, func(ctx context.Context, c *api.Client) (api.Trace, error) {
-				return c.Trace(ctx, api.TraceRequest{From: source.endpoint.Name, To: to, Port: port})
-			})
+			tr, err := try(cmd.Context())
 			if err != nil {
 				return err
 			}
 			if f.output == jsonOutput {
-				err = printJSON(cmd.OutOrStdout(), answers[0])
+				err = printJSON(cmd.OutOrStdout(), tr)
 			} else {
-				err = printTrace(cmd.OutOrStdout(), answers[0])
+				err = printTrace(cmd.OutOrStdout(), tr)
 			}
-			if err == nil && !answers[0].Connected {
+			if err == nil && !tr.Connected {
 				err = errNotConnected
 			}
 			return err
@@ -66,6 +55,32 @@ missing. It exits with 1 if no connection came about.`,
 	}
 	f.register(cmd)
 	return cmd
+}
+
+// prepare finds who is to try a connection, and gives what tries it.
+func (f agentFlags) prepare(ctx context.Context, source, destination string) (func(context.Context) (api.Trace, error), error) {
+	to, port, err := parseDestination(destination)
+	if err != nil {
+		return nil, err
+	}
+	from, err := f.find(api.DefaultSocket, labRunFolder)
+	if err != nil {
+		return nil, err
+	}
+	found, err := findContainer(ctx, from, source)
+	if err != nil {
+		return nil, err
+	}
+	from.clients = []*api.Client{found.agent}
+	return func(ctx context.Context) (api.Trace, error) {
+		answers, err := ask(ctx, from, func(ctx context.Context, c *api.Client) (api.Trace, error) {
+			return c.Trace(ctx, api.TraceRequest{From: found.endpoint.Name, To: to, Port: port})
+		})
+		if err != nil {
+			return api.Trace{}, err
+		}
+		return answers[0], nil
+	}, nil
 }
 
 // parseDestination reads "web:80", "web", "10.244.0.2:80", "[fd48::2]:80" or an address.
@@ -104,6 +119,9 @@ func printTrace(out io.Writer, tr api.Trace) error {
 			t.row("", "", "egress "+p.Egress.Text)
 			t.row("", "", "ingress "+p.Ingress.Text)
 		}
+		if step.Name == "policy" && tr.Way != nil {
+			t.row("way", "", wayText(tr.Way))
+		}
 	}
 	if f := tr.Flow; f != nil {
 		path := cmp.Or(string(f.Path), "none")
@@ -116,4 +134,19 @@ func printTrace(out io.Writer, tr api.Trace) error {
 		}
 	}
 	return t.writeTo(out)
+}
+
+// wayText says which path a connection would take.
+func wayText(w *api.Way) string {
+	text := w.Why
+	if w.Path != "" {
+		text = fmt.Sprintf("would go %s: %s", w.Path, text)
+	}
+	if w.Reason != "" {
+		text += " (" + w.Reason + ")"
+	}
+	if w.Stack != "" {
+		text += fmt.Sprintf("; its programs go by the stack %s, this try by the kernel's", w.Stack)
+	}
+	return text
 }

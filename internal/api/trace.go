@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"heddle.dev/heddle/internal/flow"
+	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/policy"
 )
 
@@ -43,11 +44,25 @@ func (r TraceRequest) Ports() (policy.Ports, error) { return ParseExplainPort(fm
 type Trace struct {
 	// Policy is what the rules say of it.
 	Policy Explanation `json:"policy"`
-	Steps  []TraceStep `json:"steps"`
+	// Way is the path that it would take; nil: the agent does not say, being of an earlier version.
+	Way   *Way        `json:"way,omitempty"`
+	Steps []TraceStep `json:"steps"`
 	// Flow is what the node told of the try; nil: nothing, within a second.
 	Flow *flow.Flow `json:"flow,omitempty"`
 	// Connected: the other end answered.
 	Connected bool `json:"connected"`
+}
+
+// Way is the path that a new connection would take.
+type Way struct {
+	// Path is empty if the connection would come to nothing, or if it is not known before.
+	Path model.Path `json:"path,omitempty"`
+	// Reason is why it is not the best path: the name of a Reason.
+	Reason string `json:"reason,omitempty"`
+	// Why says it to people.
+	Why string `json:"why"`
+	// Stack runs the TCP of the endpoint's programs, if not the kernel: the try is the kernel's.
+	Stack string `json:"stack,omitempty"`
 }
 
 // TraceStep is a part of a trace.

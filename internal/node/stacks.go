@@ -74,6 +74,17 @@ func (s *stacker) know(e model.Endpoint) {
 	s.own[e.ID] = e
 }
 
+// moduleOf gives the stack that runs an endpoint's TCP, "" if the kernel does.
+func (s *stacker) moduleOf(id model.EndpointID) string {
+	s.change.Lock()
+	defer s.change.Unlock()
+	c, told := s.chosen[id]
+	if !told || c.Stack.IsKernels() {
+		return ""
+	}
+	return cmp.Or(string(c.Stack), "none")
+}
+
 // set gives an endpoint that is new or has changed its stack.
 func (s *stacker) set(e model.Endpoint) error {
 	s.change.Lock()

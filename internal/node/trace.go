@@ -11,6 +11,7 @@ import (
 
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/flow"
+	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/plane"
 )
 
@@ -51,6 +52,9 @@ func (tr *tracer) Trace(ctx context.Context, req api.TraceRequest) (t api.Trace,
 			Remedy: "`heddle policy explain` says what the rules make of it"}
 	}
 	to := netip.AddrPortFrom(t.Policy.To, req.Port)
+	if t.Way, err = tr.way(e, to, t.Policy.Verdict); err != nil {
+		return t, err
+	}
 	filter := flow.Filter{From: []flow.PeerMatch{{Name: req.From}}, Ports: []flow.PortRange{{First: req.Port, Last: req.Port}}, Last: 1}
 	_, told, err := tr.flows.kept.Follow(filter, began)
 	if err != nil {
@@ -70,6 +74,24 @@ func (tr *tracer) Trace(ctx context.Context, req api.TraceRequest) (t api.Trace,
 	t.Flow = awaitTold(ctx, told.Flows(), to.Addr(), source, step.Took >= traceConnects)
 	t.Steps = append(t.Steps, api.TraceStep{Name: "told", Took: time.Since(began)})
 	return t, nil
+}
+
+// way says which path a connection would take.
+func (tr *tracer) way(e model.Endpoint, to netip.AddrPort, verdict string) (*api.Way, error) {
+	stack := tr.stacker.moduleOf(e.ID)
+	if verdict != model.VerdictAllow.String() {
+		return &api.Way{Why: "policy does not allow it: nothing is sent", Stack: stack}, nil
+	}
+	for _, p := range tr.planes {
+		ways, ok := p.(plane.Ways)
+		if !ok {
+			continue
+		}
+		way, err := ways.WayTo(e, to, tr.known.all())
+		way.Stack = stack
+		return &way, err
+	}
+	return nil, nil
 }
 
 // tryConnect makes a connection and ends it, and gives the port that it came from; 0: there was

@@ -244,6 +244,14 @@ type Sockets interface {
 	SocketAs(id model.EndpointID, ipv6 bool) (*os.File, error)
 }
 
+// Ways is what a plane has besides that knows which path connections would take. Any goroutine may
+// call it.
+type Ways interface {
+	// WayTo says which path a new connection of endpoint e would take, and why; here are the
+	// endpoints of this node. Nothing is sent.
+	WayTo(e model.Endpoint, to netip.AddrPort, here []model.Endpoint) (api.Way, error)
+}
+
 // NoteBytes is how much StackModules keeps of a socket.
 const NoteBytes = 256
 

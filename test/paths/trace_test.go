@@ -34,16 +34,20 @@ func TestTrace(t *testing.T) {
 	for _, c := range []struct {
 		source, destination string
 		connected           bool
-		verdict, flow       string
+		verdict, way, flow  string
 	}{
-		{"n1/c1", fmt.Sprintf("n2/c1:%d", o.port), true, "allow", "n1 from open n1/c1>n2/c1 direct"},
-		{"n2/c2", fmt.Sprintf("%s:%d", o.target, o.port), true, "allow", "n2 from open n2/c2>n2/c1 local"},
-		{"n1/c1", fmt.Sprintf("n2/c2:%d", o.port), false, "allow", "n1 from fail n1/c1>n2/c2 direct ECONNREFUSED"},
-		{"n1/c1", fmt.Sprintf("n2/c1:%d", closed), false, "drop", "n1 from deny n1/c1>n2/c1 refuse_policy_dropped " + by},
+		{"n1/c1", fmt.Sprintf("n2/c1:%d", o.port), true, "allow", "direct", "n1 from open n1/c1>n2/c1 direct"},
+		{"n2/c2", fmt.Sprintf("%s:%d", o.target, o.port), true, "allow", "local", "n2 from open n2/c2>n2/c1 local"},
+		{"n1/c1", fmt.Sprintf("n2/c2:%d", o.port), false, "allow", "direct", "n1 from fail n1/c1>n2/c2 direct ECONNREFUSED"},
+		{"n2/c1", fmt.Sprintf("n2/c2:%d", o.port), false, "allow", "overlay fallback_local_plain", "n2 from fail n2/c1>n2/c2 overlay fallback_local_plain ECONNREFUSED"},
+		{"n1/c1", fmt.Sprintf("n2/c1:%d", closed), false, "drop", "", "n1 from deny n1/c1>n2/c1 refuse_policy_dropped " + by},
 	} {
 		tr, ok := trace(t, c.source, c.destination)
 		if ok != c.connected || tr.Connected != c.connected || tr.Policy.Verdict != c.verdict || tr.Flow == nil || flowText(*tr.Flow) != c.flow {
 			t.Errorf("%s to %s: success %v, %+v, flow %+v", c.source, c.destination, ok, tr, tr.Flow)
+		}
+		if tr.Way == nil || strings.TrimSpace(string(tr.Way.Path)+" "+tr.Way.Reason) != c.way || tr.Way.Why == "" {
+			t.Errorf("%s to %s: the way was to be %q, and is %+v", c.source, c.destination, c.way, tr.Way)
 		}
 		if connect := tr.Steps[1]; connect.Name != "connect" || connect.Took <= 0 || (connect.Error == "") != c.connected {
 			t.Errorf("%s to %s: steps %+v", c.source, c.destination, tr.Steps)
@@ -52,6 +56,25 @@ func TestTrace(t *testing.T) {
 	out, err := exec.CommandContext(t.Context(), lab.Bin, "trace", "--lab", lab.Name, "n1/c1", "nobody:80").CombinedOutput()
 	if err == nil || !strings.Contains(string(out), "nobody") {
 		t.Errorf("trace to nobody: %v: %s", err, out)
+	}
+}
+
+// TestPing: connections that are tried again and again are real ones, and what becomes of them is
+// added up.
+func TestPing(t *testing.T) {
+	o := startObserved(t)
+	ping := func(destination string, args ...string) (out string, err error) {
+		cmd := exec.CommandContext(t.Context(), lab.Bin, append([]string{"ping", "--lab", lab.Name, "n1/c1", destination}, args...)...)
+		raw, err := cmd.CombinedOutput()
+		return string(raw), err
+	}
+	out, err := ping(fmt.Sprintf("n2/c1:%d", o.port), "--count", "3", "--interval", "200ms")
+	if err != nil || !strings.Contains(out, "would go direct") || !strings.Contains(out, "3 tried, 3 connected, 0 % lost") || strings.Count(out, "connected after") != 3 || !strings.Contains(out, "round trip min/median/max") {
+		t.Errorf("%v: %s", err, out)
+	}
+	out, err = ping(fmt.Sprintf("n2/c1:%d", lab.FreePort()), "--count", "2", "--interval", "200ms")
+	if err == nil || !strings.Contains(out, "2 tried, 0 connected, 100 % lost") || !strings.Contains(out, "connection refused") {
+		t.Errorf("to nobody: %v: %s", err, out)
 	}
 }
 

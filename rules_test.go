@@ -63,7 +63,7 @@ var allowed = map[string][]string{
 	"internal/ui":                  {"internal/api", "internal/flow", "internal/policy"},
 	"internal/ui/uitest":           {"internal/api", "internal/flow"},
 	"internal/trust":               {"internal/durable"},
-	"internal/plane":               {"internal/api", "internal/netcfg", "internal/stack", "internal/trap"},
+	"internal/plane":               {"internal/api", "internal/flow", "internal/netcfg", "internal/stack", "internal/trap"},
 	"internal/plane/planetest":     {"internal/api", "internal/netcfg", "internal/plane", "internal/stack", "internal/trap"},
 	"internal/plane/tcp": {"internal/api", "internal/plane/tcp/datapath", "internal/dockernet", "internal/plane/tcp/intercept", "internal/fdkeep", "internal/flow", "internal/netcfg",
 		"internal/plane", "internal/plane/tcp/congestion", "internal/plane/tcp/lockwait", "internal/plane/tcp/names", "internal/plane/tcp/probe", "internal/plane/tcp/procnet", "internal/stack", "internal/trap/ioctl"},
@@ -71,7 +71,7 @@ var allowed = map[string][]string{
 	"internal/plane/guest":        {"internal/trap", "internal/trap/task"},
 	"internal/plane/lanes":        {"internal/api", "internal/netcfg", "internal/plane", "internal/plane/guest", "internal/stack", "internal/trap", "internal/trap/task"},
 	"internal/plane/process":      {"internal/callfilter"},
-	"internal/plane/stacks":       {"internal/api", "internal/netcfg", "internal/plane", "internal/plane/process", "internal/plane/stacks/protocol", "internal/stack", "internal/trap", "internal/trap/task"},
+	"internal/plane/stacks":       {"internal/api", "internal/flow", "internal/netcfg", "internal/plane", "internal/plane/process", "internal/plane/stacks/protocol", "internal/stack", "internal/trap", "internal/trap/task"},
 	"internal/plane/verbs":        {"internal/api", "internal/netcfg", "internal/plane", "internal/plane/process", "internal/plane/verbs/folder"},
 	"internal/plane/verbs/folder": {},
 

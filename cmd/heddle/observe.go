@@ -44,7 +44,7 @@ func (f *filterFlags) register(flags *pflag.FlagSet) {
 		{&f.ports, "port", "destination port: 80, or 8000-8999"},
 		{&f.events, "event", "open, fallback, end, fail, deny, cut"},
 		{&f.verdicts, "verdict", "allowed, denied, cut, failed"},
-		{&f.paths, "path", "direct, local, loopback, overlay, node, outside"},
+		{&f.paths, "path", "direct, local, loopback, overlay, node, outside, stack"},
 		{&f.reasons, "reason", "name of a reason; * and ? stand for any characters: fallback_*"},
 	} {
 		flags.StringArrayVar(l.to, l.name, nil, l.usage)

@@ -239,7 +239,7 @@ func (f *flags) config() (node.Config, error) {
 	cfg.Planes = func(h plane.Host) ([]plane.Plane, error) {
 		modules, err := stacks.Open(stacks.Config{
 			StateDir: cfg.StateDir, Self: self, StackModules: h.StackModules, Traps: h.Traps, Keeper: h.Keeper, StacksChanged: h.StacksChanged,
-			OwnModules: f.stackModules, Drain: f.stackDrain, Faults: h.Faults, Log: h.Log,
+			OwnModules: f.stackModules, Drain: f.stackDrain, Faults: h.Faults, Observe: h.Observe, Log: h.Log,
 		})
 		if err != nil {
 			return nil, err

@@ -14,6 +14,7 @@ import (
 	"heddle.dev/heddle/internal/flowlog"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/otlp"
+	"heddle.dev/heddle/internal/plane"
 )
 
 // openConnections is of how many live connections it is remembered when they began.
@@ -46,7 +47,24 @@ func (fl *flows) observe(o flow.Observation) {
 	defer fl.mu.Unlock()
 	state, _ := fl.view.last()
 	fl.directory.follow(state.Endpoints, state.Nodes, fl.prefix6)
+	if fl.isOfModule(o) {
+		return
+	}
 	fl.kept.Add(fl.named(o))
+}
+
+// isOfModule reports whether a packet is one of a stack module's connection, of which the module's
+// plane tells, as sockets do.
+func (fl *flows) isOfModule(o flow.Observation) bool {
+	c := o.Connection
+	if c.Endpoint != 0 || o.Event != flow.Open || c.Protocol != "tcp" && c.Protocol != "" {
+		return false
+	}
+	e := fl.directory.byAddr[c.Local.Addr()]
+	return e != nil && e.Node == fl.self.Name && slices.ContainsFunc(fl.planes, func(p plane.Plane) bool {
+		modules, ok := p.(plane.OwnTCP)
+		return ok && modules.RunsTCPOf(e.ID)
+	})
 }
 
 // named makes a flow of what was observed. The caller holds mu.

@@ -30,7 +30,7 @@ func (h *host) openPlanes() error {
 	if h.cfg.Planes != nil {
 		further, err := h.cfg.Planes(plane.Host{
 			Node: h.self, Network: h.network.ID, Prefix6: h.prefix6, Faults: &h.faults, Log: h.log, Traps: h.traps, Sockets: sockets,
-			SetGroups: h.setGroups, StacksChanged: h.stacker.ask, StackModules: sockets, Keeper: func() trap.Keeper { return h.keeper },
+			SetGroups: h.setGroups, StacksChanged: h.stacker.ask, StackModules: sockets, Keeper: func() trap.Keeper { return h.keeper }, Observe: h.observe,
 		})
 		h.planes = append(h.planes, further...)
 		if err != nil {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/flow"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
 	"heddle.dev/heddle/internal/stack"
@@ -184,6 +185,13 @@ type StackReports interface {
 	StackModules(ctx context.Context) ([]api.StackModule, error)
 }
 
+// OwnTCP is what a plane has besides that tells of TCP connections whose packets pass a container's
+// device as its own do. Any goroutine may call it.
+type OwnTCP interface {
+	// RunsTCPOf reports whether it runs the TCP of an endpoint.
+	RunsTCPOf(id model.EndpointID) bool
+}
+
 // Status is what a plane has besides that has members of its own in the status of the node.
 type Status interface {
 	// FillStatus sets these members. Any goroutine may call it.
@@ -215,6 +223,9 @@ type Host struct {
 	// Keeper gives what keeps descriptors while no agent runs; nil if nothing does. It may be asked
 	// from the first Attach on.
 	Keeper func() trap.Keeper
+	// Observe is told of connections as they come and go, while they do: so that `heddle observe`
+	// shows those of all planes in one form. Any goroutine may call it; it does not wait.
+	Observe func(flow.Observation)
 }
 
 // SetGroups is a function of the agent's: groups are sorted. An endpoint that is not there is no

@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"heddle.dev/heddle/internal/flow"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/testutil"
 	"heddle.dev/heddle/test/lab"
@@ -21,6 +23,7 @@ func TestStacksRules(t *testing.T) {
 	lab.NeedPrograms(t, "stacks", "python3")
 	withEachStack(t, func(t *testing.T, l stacksLab) {
 		copyPrograms(t, l.dir, "stack_serve.py", "stack_dial.py")
+		t.Run("flows", l.testFlows)
 		t.Run("policy", l.testPolicy)
 		t.Run("caps", l.testCaps)
 	})
@@ -144,6 +147,47 @@ func (l stacksLab) testPolicy(t *testing.T) {
 	// asked about as the module's is, and the answers are the module's, which knows of nothing.
 	l.try("n1/c1 overlay", "n2/c1", ports["n2/c1"], "open=timeout reject=timeout drop=timeout")
 	l.cut(live)
+}
+
+// testFlows: connections of a module are told of as those of sockets: as they open, end, fail and
+// are cut, each once by an end, with what they carried.
+func (l stacksLab) testFlows(t *testing.T) {
+	l = l.with(t)
+	in, out, nobody := portsFrom(9200), portsFrom(9210), portsFrom(9220)
+	l.serveAt("n1/c1", in)
+	server := l.serveAt("n2/c1", out)
+	l.try("n2/c1", "n1/c1", in, "open=echo reject=echo drop=echo")
+	l.try("n1/c1", "n2/c1", out, "open=echo reject=echo drop=echo")
+	l.try("n1/c1", "n2/c1", nobody, "open=ECONNREFUSED reject=ECONNREFUSED drop=ECONNREFUSED")
+	l.told(in.open, "to open stack 0/0", "to end stack 1/1")
+	l.told(out.open, "from open stack 0/0", "from end stack 1/1")
+	l.told(nobody.open, "from fail stack 0/0 ECONNREFUSED")
+	l.hold("n1/c1", "n2/c1", server, out)
+	l.applyRules(nil, []map[string]any{lab.DenyRule("reject", out.reject)})
+	l.told(out.reject, "from open stack 0/0", "from end stack 1/1", "from open stack 0/0", "from cut stack 1/1 stacks_cut_policy")
+}
+
+// told waits until n1 tells of connections to a port what is wanted, the oldest first.
+func (l stacksLab) told(port int, want ...string) {
+	l.Helper()
+	testutil.Eventually(l, fmt.Sprintf("flows of port %d", port), func() (bool, string) {
+		out, err := l.heddle(l.Context(), "observe", "--node", "n1", "--json", "--port", strconv.Itoa(port)).Output()
+		testutil.NoError(l, err)
+		var got []string
+		for line := range strings.Lines(string(out)) {
+			var f flow.Flow
+			testutil.NoError(l, json.Unmarshal([]byte(line), &f))
+			ended := f.Event == flow.End || f.Event == flow.Cut
+			if f.From.Addr.IsLoopback() || f.To.Addr.IsLoopback() { // whoever waited for the server
+				continue
+			}
+			if own := f.From.Endpoint == "n1/c1" && f.To.Endpoint == "n2/c1" || f.SeenBy == flow.SideTo && f.To.Endpoint == "n1/c1" && f.From.Endpoint == "n2/c1"; !own || ended && f.Duration == 0 {
+				got = append(got, "between others, or without a beginning: ")
+			}
+			got = append(got, strings.TrimSpace(fmt.Sprintf("%s %s %s %d/%d %s", f.SeenBy, f.Event, f.Path, f.BytesSent, f.BytesReceived, strings.TrimSpace(f.Reason+" "+f.Error))))
+		}
+		return slices.Equal(got, want), strings.Join(got, ", ")
+	})
 }
 
 // counter gives what n1's agent has counted for a reason.

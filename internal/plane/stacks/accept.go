@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"heddle.dev/heddle/internal/flow"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/plane/stacks/protocol"
 )
@@ -239,6 +240,7 @@ func (p *Plane) accepted(l *link, all arrivals, message []byte, fd int) error {
 		p.cfg.Log.Error("a connection is lost", "endpoint", t.Name, "err", err)
 		return nil
 	}
+	p.observe(t, flow.Open, n.ID, m.Local.AddrPort(), m.Remote.AddrPort(), func(o *flow.Observation) { o.Accepted = true })
 	if l.tellsSent.Load() {
 		all.add(arrival{t, m.Head.ID, m.Listener, fd})
 	} else { // a module of before

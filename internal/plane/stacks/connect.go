@@ -244,6 +244,7 @@ func (c *call) establish(b begun) {
 		b.errno = unix.ENETDOWN
 	}
 	b.ended = time.Now()
+	c.p.tellConnect(c.t, &n, b.outgoing)
 	close(b.done)
 	if b.wait {
 		c.finish(b.outgoing, back)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/flow"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
 	"heddle.dev/heddle/internal/plane"
@@ -55,7 +56,9 @@ type Config struct {
 	// 0: for ever.
 	Drain  time.Duration
 	Faults plane.Faults
-	Log    *slog.Logger
+	// Observe is told of connections as they come and go; nil: nobody is.
+	Observe func(flow.Observation)
+	Log     *slog.Logger
 }
 
 // Plane is the plane of stack modules of one node.
@@ -331,6 +334,7 @@ func (p *Plane) endedOne(message []byte) error {
 		t.mu.Lock()
 		delete(t.outgoing, m.Head.ID)
 		t.mu.Unlock()
+		p.tellEnded(t, &m)
 	}
 	return nil
 }

@@ -74,6 +74,7 @@ func (p *Plane) cutForbiddenOf(ctx context.Context, l *link, t *tenant) (cut int
 		if verdict == model.VerdictAllow {
 			continue
 		}
+		t.cuts(s.Head.ID)
 		m := protocol.Close{Head: t.head(protocol.TypeClose, s.Head.ID), Flags: protocol.Abort}
 		_, _, err = request[protocol.Close, protocol.Plain](ctx, l, &m, &m.Head, -1)
 		if err == nil {

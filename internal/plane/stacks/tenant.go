@@ -52,6 +52,8 @@ type tenant struct {
 	// outgoing are those that the module was asked to connect, until a program has learnt what
 	// became of it, by id.
 	outgoing map[uint64]*outgoing
+	// cutting are connections that policy forbids and the plane has asked the module to end.
+	cutting  map[uint64]struct{}
 	gone     bool
 	calls    int // that are being answered
 	settings stack.Settings

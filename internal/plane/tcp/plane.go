@@ -63,7 +63,7 @@ type Config struct {
 	KeeperExe string
 	Traps     plane.Traps
 	Faults    plane.Faults
-	// Observe is told of connections as they come and go. One goroutine calls it.
+	// Observe is that of plane.Host. One goroutine calls it.
 	Observe func(flow.Observation)
 	// StacksChanged is that of plane.Host.
 	StacksChanged func()

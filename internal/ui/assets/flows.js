@@ -6,7 +6,7 @@ import { table } from "./table.js";
 const KEYS = [
   ["from", "From", "shop/*, 10.244.0.0/16"], ["to", "To", "web"], ["label", "Label", "app=web"], ["port", "Port", "80"],
   ["verdict", "Verdict", ["allowed", "denied", "cut", "failed"]], ["event", "Event", ["open", "fallback", "end", "fail", "deny", "cut"]],
-  ["path", "Path", ["direct", "local", "loopback", "overlay", "node", "outside"]], ["reason", "Reason", "fallback_*"], ["since", "Since", "10m"],
+  ["path", "Path", ["direct", "local", "loopback", "overlay", "node", "outside", "stack"]], ["reason", "Reason", "fallback_*"], ["since", "Since", "10m"],
 ];
 
 // filterForm has a field for each key; what is chosen goes to the address line.

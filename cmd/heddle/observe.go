@@ -26,6 +26,14 @@ const (
 	followedFlows = 10
 )
 
+// Bounds of what all nodes together are asked for.
+const (
+	// maxFlows is how many flows are in memory, whatever the filter chooses.
+	maxFlows = 100_000
+	// maxFollowed is how many nodes are followed: each has a connection.
+	maxFollowed = 512
+)
+
 // filterFlags are the keys of a flow.Filter as flags, as they are written.
 type filterFlags struct {
 	from, to, labels, ports, events, verdicts, paths, reasons []string
@@ -119,19 +127,24 @@ func showFlows(ctx context.Context, from agents, filter flow.Filter, show *flowP
 	if filter.Last == 0 && filter.Since == (flow.Since{}) {
 		filter.Last = shownFlows
 	}
-	answers, err := ask(ctx, from, func(ctx context.Context, c *api.Client) (list []flow.Flow, err error) {
-		err = c.Flows(ctx, api.FlowRequest{Filter: filter}, func(line api.FlowLine) error {
-			if line.Flow != nil {
+	var kept latestFlows
+	_, err := ask(ctx, from, func(ctx context.Context, c *api.Client) (struct{}, error) {
+		var list []flow.Flow
+		var lost uint64
+		err := c.Flows(ctx, api.FlowRequest{Filter: filter}, func(line api.FlowLine) error {
+			if lost += line.Lost; line.Flow != nil {
 				list = append(list, *line.Flow)
 			}
 			return nil
 		})
-		return list, err
+		kept.add(list, lost, filter.Last)
+		return struct{}{}, err
 	})
-	list := slices.Concat(answers...)
-	slices.SortStableFunc(list, func(a, b flow.Flow) int { return cmp.Or(a.Time.Compare(b.Time), cmp.Compare(a.Node, b.Node)) })
-	if n := len(list) - filter.Last; filter.Last > 0 && n > 0 {
-		list = list[n:]
+	list := kept.sorted(filter.Last)
+	if kept.lost > 0 {
+		if _, err := fmt.Fprintf(show.warn, "%d flows are left out: a filter makes them fewer\n", kept.lost); err != nil {
+			return err
+		}
 	}
 	if err != nil && len(list) == 0 {
 		return err // not beneath an empty table
@@ -139,8 +152,47 @@ func showFlows(ctx context.Context, from agents, filter flow.Filter, show *flowP
 	return errors.Join(show.all(list), err)
 }
 
+// latestFlows are those of many nodes, as they answer: no more than are wanted.
+type latestFlows struct {
+	mu   sync.Mutex // guards the rest
+	list []flow.Flow
+	lost uint64
+}
+
+// add adds a node's, of which last are wanted; 0: as many as there is room for.
+func (l *latestFlows) add(list []flow.Flow, lost uint64, last int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.list, l.lost = append(l.list, list...), l.lost+lost
+	if most := cmp.Or(min(last, maxFlows), maxFlows); len(l.list) > 2*most {
+		l.trim(most, last)
+	}
+}
+
+// trim leaves the latest ones, in order.
+func (l *latestFlows) trim(most, last int) {
+	slices.SortStableFunc(l.list, func(a, b flow.Flow) int { return cmp.Or(a.Time.Compare(b.Time), cmp.Compare(a.Node, b.Node)) })
+	if n := len(l.list) - most; n > 0 {
+		l.list = slices.Clone(l.list[n:])
+		if last == 0 || last > most { // nobody has asked for fewer
+			l.lost += uint64(n)
+		}
+	}
+}
+
+// sorted gives the latest ones, the oldest first.
+func (l *latestFlows) sorted(last int) []flow.Flow {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.trim(cmp.Or(min(last, maxFlows), maxFlows), last)
+	return l.list
+}
+
 // followFlows prints what agents keep and what comes, until ctx ends or one of them fails.
 func followFlows(ctx context.Context, from agents, filter flow.Filter, show *flowPrinter) error {
+	if n := len(from.clients); n > maxFollowed {
+		return fmt.Errorf("--follow: %d nodes, at most %d are followed at a time; choose one with --node, or leave --follow out", n, maxFollowed)
+	}
 	if filter.Last == 0 && filter.Since == (flow.Since{}) {
 		filter.Last = followedFlows
 	}

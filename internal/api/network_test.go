@@ -1,10 +1,13 @@
 package api
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"strings"
 	"testing"
@@ -12,6 +15,7 @@ import (
 
 	"heddle.dev/heddle/internal/flow"
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/testutil"
 )
 
 func TestFlowSummary(t *testing.T) {
@@ -147,4 +151,57 @@ func TestPassingIsBounded(t *testing.T) {
 	if n := s.passing.Load(); n != maxPassing-1 {
 		t.Errorf("%d are under way", n)
 	}
+}
+
+// TestPassedOnFollowerGoesAway: when who follows another node's flows by way of this agent hangs up
+// in the middle, the question to that node ends, and nothing of it is left.
+func TestPassedOnFollowerGoesAway(t *testing.T) {
+	there := &stream{closed: make(chan struct{})}
+	s := &server{agent: following{newFakeAgent(), there}, log: slog.New(slog.DiscardHandler), mux: http.NewServeMux()}
+	s.handle("/v1/nodes/{name}/{target...}", methods{http.MethodGet: s.askNode})
+	front := httptest.NewServer(s)
+	defer front.Close()
+	for range 3 {
+		ctx, cancel := context.WithCancel(t.Context())
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, front.URL+"/v1/nodes/n2/v1/flows?follow=true", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		there.closed = make(chan struct{})
+		resp, err := front.Client().Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadFull(resp.Body, make([]byte, 100)); err != nil || s.passing.Load() != 1 {
+			t.Fatalf("%v, %d under way", err, s.passing.Load())
+		}
+		cancel()
+		_ = resp.Body.Close()
+		<-there.closed
+	}
+	front.CloseClientConnections()
+	testutil.Eventually(t, "nothing to be under way", func() (bool, string) {
+		n := s.passing.Load()
+		return n == 0, fmt.Sprint(n)
+	})
+}
+
+// following answers for another node by a stream.
+type following struct {
+	*fakeAgent
+	body io.ReadCloser
+}
+
+func (f following) AskNode(context.Context, string, string) (*http.Response, error) {
+	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, Body: f.body}, nil
+}
+
+// stream has no end, until it is closed.
+type stream struct{ closed chan struct{} }
+
+func (s *stream) Read(p []byte) (int, error) { return copy(p, "{}\n"), nil }
+
+func (s *stream) Close() error {
+	close(s.closed)
+	return nil
 }

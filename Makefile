@@ -117,6 +117,7 @@ test-rust: need-cargo
 	CGO_ENABLED=0 $(GO) build -trimpath -o $(BIN)/ ./cmd/heddle-netstack
 	$(call twice,HEDDLE_TEST_MODULE=$(abspath $(BIN))/heddle-netstack $(CARGO) test --locked --quiet -p heddle-stack $(addprefix --test ,two_modules hostile isolation kernel_peer) -- --test-threads=1,heddle-netstack)
 	$(call twice,$(CARGO) test --locked --quiet -p heddle-rdma --features attack $(addprefix --test ,attacks changes groups hostile_card kept sandbox shares slow_pages) --target-dir ../$(OUT)/rust/attack,attacks on heddle-rdma)
+	$(call twice,$(CARGO) test --locked --quiet -p heddle-stack --features attack --test attacks --target-dir ../$(OUT)/rust/attack,attacks on heddle-stack)
 	$(call twice,$(CARGO) test --locked --quiet -p heddle-machine --features attack --test attacks --target-dir ../$(OUT)/rust/attack,attacks on heddle-machine)
 	$(call twice,RUSTFLAGS="--cfg loom" $(CARGO) test --locked --quiet --lib -p shared-ring --target-dir ../$(OUT)/rust/loom,loom)
 

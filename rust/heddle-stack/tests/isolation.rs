@@ -4,58 +4,23 @@ mod support;
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use heddle_stack::abi::{STACK_CONNECT, STACK_TENANT_GONE, stack_options, stack_plain};
+use heddle_stack::abi::{
+    STACK_CONNECT, STACK_TENANT_GONE, stack_options, stack_plain, stack_tenant,
+};
 use heddle_stack::client::Client;
-use support::{Module, WAIT_TIMEOUT, at, eventually, tenant};
+use support::flood::{Stop, connection, connections, flood, linked};
+use support::{at, eventually, tenant};
 
 const TENANTS: u8 = 16;
 /// Connections of the tenant that wants more than others.
 const GREEDY: usize = 8;
 
-/// Tenants 1 to 16 at one module, and 101 to 116 at another, linked two by two.
-fn tenants() -> (Module, Module) {
-    let (mut a, mut b) = (Module::start(), Module::start());
-    for n in 1..=TENANTS {
-        let (left, right) = Client::packet_pair().unwrap();
-        let (mut one, mut two) = (tenant(n), tenant(100 + n));
-        (one.offloads, two.offloads) = (1, 1);
-        a.tenant(one, left);
-        b.tenant(two, right);
-    }
-    (a, b)
-}
-
-/// Ends the threads of a test, also of one that fails.
-struct Stop<'a>(&'a AtomicBool);
-
-impl Drop for Stop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
-/// A connection of tenant n, from the first module to the second.
-fn connection(a: &mut Module, b: &mut Module, n: u8) -> (UnixStream, UnixStream) {
-    let far = 100 + n;
-    let (listener, address) =
-        b.client.listen(far.into(), at("0.0.0.0", 0), 0, 16).unwrap().unwrap();
-    let to = at(&format!("10.9.0.{far}"), address.port);
-    let (_, program) = a.client.connect(n.into(), to, stack_options::default()).unwrap().unwrap();
-    let (_, accepted) = b.client.accept(listener).unwrap();
-    for stream in [&program, &accepted] {
-        stream.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
-        stream.set_write_timeout(Some(WAIT_TIMEOUT)).unwrap();
-    }
-    (program, accepted)
-}
-
 #[test]
 fn sixteen_tenants_share_a_module_and_pay_for_it() {
-    let (mut a, mut b) = tenants();
+    let (mut a, mut b) = linked("", TENANTS, |_| ());
     let mut connections = Vec::new();
     for n in 1..=TENANTS {
         for _ in 0..if n == 1 { GREEDY } else { 1 } {
@@ -110,7 +75,7 @@ fn sixteen_tenants_share_a_module_and_pay_for_it() {
 
 #[test]
 fn a_cap_of_the_processor_holds() {
-    let (mut a, mut b) = tenants();
+    let (mut a, mut b) = linked("", TENANTS, |_| ());
     let mut capped = tenant(1);
     (capped.limits.processor, capped.offloads) = (100, 1);
     assert_eq!(a.client.tenant(capped, None).unwrap(), 0);
@@ -142,6 +107,60 @@ fn a_cap_of_the_processor_holds() {
     });
 }
 
+/// What has come is never more than the rate gives for the time that has passed, by the clock that
+/// buckets go by, and in some second it is no less than 95 % of that: in others the module may have
+/// waited for a processor, and what a bucket has no room for is lost.
+#[test]
+fn caps_of_rates_hold_in_bytes() {
+    const RATE: u64 = 4_000_000;
+    const CONNECTIONS: usize = 4;
+    // A fortieth of a second is a burst. Connections of netstack's take side by side, and pay back
+    // afterwards.
+    let most_of =
+        |by_now: u64| by_now + (RATE / 40 * CONNECTIONS as u64).min(by_now / 20 + RATE / 40);
+    for sends in [true, false] {
+        let start = Instant::now();
+        let cap = |tenant: &mut stack_tenant| {
+            if sends {
+                tenant.limits.send_rate = RATE;
+            } else {
+                tenant.limits.receive_rate = RATE;
+            }
+        };
+        let (mut a, mut b) = linked("", 1, cap);
+        let all = if sends {
+            connections(&mut a, &mut b, 1, CONNECTIONS)
+        } else {
+            connections(&mut a, &mut b, 1, CONNECTIONS)
+                .into_iter()
+                .map(|(from, to)| (to, from))
+                .collect()
+        };
+        let (done, got) = (AtomicBool::new(false), AtomicU64::new(0));
+        // Bytes, and what there may be of them by now.
+        let look = |since: Instant| {
+            let bytes = got.load(Ordering::Relaxed);
+            (bytes, u64::try_from(since.elapsed().as_micros()).unwrap() * RATE / 1_000_000)
+        };
+        std::thread::scope(|scope| {
+            let _stop = Stop(&done);
+            flood(scope, &all, &got, &done);
+            let mut second = (Instant::now(), 0);
+            eventually("a second at its cap", || {
+                let (bytes, most) = look(start);
+                assert!(bytes <= most_of(most), "{bytes} of {most}, sends: {sends}");
+                let (now, most) = look(second.0);
+                if most < RATE || start.elapsed() < Duration::from_secs(3) {
+                    return None;
+                }
+                let here = now - second.1;
+                second = (Instant::now(), now);
+                (here >= most * 95 / 100 && here <= most * 105 / 100).then_some(())
+            });
+        });
+    }
+}
+
 /// 1 if all are the same, a sixteenth if one has everything.
 fn jain(shares: &[u64]) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "a ratio of what fits")]
@@ -154,7 +173,7 @@ fn jain(shares: &[u64]) -> f64 {
 
 #[test]
 fn one_tenants_abuse_and_end_touch_no_other() {
-    let (mut a, mut b) = tenants();
+    let (mut a, mut b) = linked("", TENANTS, |_| ());
     let (program, accepted) = connection(&mut a, &mut b, 2);
     let (hole, device) = Client::packet_pair().unwrap();
     let mut abuser = tenant(50);

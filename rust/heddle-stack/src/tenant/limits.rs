@@ -1,5 +1,6 @@
 //! What a tenant may have: caps of its rates, connections, sockets and memory.
 
+use shared_ring::protection::protects;
 use smoltcp::time::Instant;
 
 use super::Tenant;
@@ -24,6 +25,9 @@ const SOCKETS: u32 = 4096;
 impl Tenant {
     pub(super) fn update(&mut self, message: &stack_tenant, settings: Settings, now: Instant) {
         let mut limits = message.limits;
+        if !protects("caps") {
+            (limits.send_rate, limits.receive_rate) = (0, 0);
+        }
         if limits.memory == 0 {
             limits.memory = MEMORY;
         }

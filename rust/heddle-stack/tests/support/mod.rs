@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test takes what it needs")]
 
+pub(crate) mod flood;
 pub(crate) mod namespace;
 
 use std::io::{Read, Write};
@@ -47,12 +48,18 @@ fn program() -> PathBuf {
 
 impl Module {
     pub(crate) fn start() -> Self {
+        Self::start_without("")
+    }
+
+    /// Starts one that does without a protection, if it is built to (feature `attack`).
+    pub(crate) fn start_without(protection: &str) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("heddle-stack-{}-{number}", std::process::id());
         let path = std::env::temp_dir().join(name);
         let _ = std::fs::remove_file(&path);
         let process = Command::new(program())
+            .env("HEDDLE_WITHOUT", protection)
             .arg("--agent")
             .arg(&path)
             .stderr(Stdio::null())

@@ -20,7 +20,7 @@ func newEndpointAddCmd() *cobra.Command {
 		req  api.EndpointRequest
 		addr string
 
-		labels []string
+		labels, ports []string
 	)
 	cmd := &cobra.Command{
 		Use:   "add NAME --netns PATH",
@@ -40,6 +40,9 @@ func newEndpointAddCmd() *cobra.Command {
 				return errors.Join(err, errors.New("--label: write KEY=VALUE"))
 			}
 			req.Labels = given.Set
+			if req.Ports, err = parsePorts(ports); err != nil {
+				return fmt.Errorf("--publish: %w", err)
+			}
 			return oneAgent(cmd.Context(), f, func(ctx context.Context, c *api.Client) error {
 				e, err := c.CreateEndpoint(ctx, req)
 				if err != nil {
@@ -60,6 +63,50 @@ func newEndpointAddCmd() *cobra.Command {
 	cmd.Flags().Uint32Var(&req.Verbs.SpinMicros, "verbs-spin-us", 0, "microseconds for which their programs may look for work before they sleep")
 	cmd.Flags().StringArrayVar(&labels, "label", nil, "label KEY=VALUE, for policy; may be given several times")
 	cmd.Flags().StringVar(&addr, "addr", "", "overlay address (default: a free one)")
+	cmd.Flags().StringArrayVarP(&ports, "publish", "p", nil, "port of the node that leads to it: [IP:]HOSTPORT:PORT[/tcp|/udp]; may be given several times")
+	return cmd
+}
+
+// parsePorts reads what is to be published.
+func parsePorts(texts []string) (out []model.PortRequest, err error) {
+	for _, text := range texts {
+		p, err := model.ParsePort(text)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, p)
+	}
+	return out, nil
+}
+
+// newEndpointPublishCmd has ports of the node lead to an endpoint.
+func newEndpointPublishCmd() *cobra.Command {
+	var f agentFlags
+	cmd := &cobra.Command{
+		Use:   "publish NAME [[IP:]HOSTPORT:PORT[/tcp|/udp]]...",
+		Short: "Have ports of the node lead to an endpoint, in place of those that did",
+		Long: "Have ports of the node lead to an endpoint, in place of those that did; without ports, none does. " +
+			"HOSTPORT may be a range, FIRST-LAST, or be left out: then the agent chooses a free one. Engines do this for -p.",
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ports, err := parsePorts(args[1:])
+			if err != nil {
+				return err
+			}
+			return oneAgent(cmd.Context(), f, func(ctx context.Context, c *api.Client) error {
+				e, err := c.SetPorts(ctx, args[0], ports)
+				if err != nil {
+					return err
+				}
+				if f.output == jsonOutput {
+					return printJSON(cmd.OutOrStdout(), e)
+				}
+				_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: %s\n", e.Name, join(e.Ports))
+				return err
+			})
+		},
+	}
+	f.register(cmd)
 	return cmd
 }
 

@@ -356,7 +356,7 @@ to open and closed, those now live by path, and the payload sent and received. W
 	}
 	f.registerReading(cmd)
 	cmd.Flags().BoolVar(&stats, "stats", false, "show what their TCP sockets did")
-	cmd.AddCommand(newEndpointAddCmd(), newEndpointDeleteCmd(), newEndpointVerbsCmd(), newEndpointLabelCmd())
+	cmd.AddCommand(newEndpointAddCmd(), newEndpointDeleteCmd(), newEndpointVerbsCmd(), newEndpointPublishCmd(), newEndpointLabelCmd())
 	return cmd
 }
 

@@ -359,7 +359,7 @@ func printCounters(out io.Writer, counters []api.Counter, all bool) error {
 }
 
 func printEndpoints(out io.Writer, list []endpointTraffic, withNode bool) error {
-	t := newTable(nodeColumn(withNode, "NODE", "NAME", "ADDRESSES", "INTERCEPTED", "STACK", "VERBS", "NETNS", "CREATED", "LABELS", "FAULT")...)
+	t := newTable(nodeColumn(withNode, "NODE", "NAME", "ADDRESSES", "INTERCEPTED", "STACK", "VERBS", "PORTS", "NETNS", "CREATED", "LABELS", "FAULT")...)
 	for _, e := range list {
 		intercepted := "no"
 		if e.Planes.TCP.Intercepted {
@@ -372,7 +372,7 @@ func printEndpoints(out io.Writer, list []endpointTraffic, withNode bool) error 
 		if e.Planes.Verbs.Outside {
 			verbs = "outside"
 		}
-		t.row(nodeColumn(withNode, e.Node, e.Name, join(e.Addrs), intercepted, stackText(e.Stack), verbs, e.NetnsPath,
+		t.row(nodeColumn(withNode, e.Node, e.Name, join(e.Addrs), intercepted, stackText(e.Stack), verbs, join(e.Ports), e.NetnsPath,
 			e.Created.UTC().Format(time.RFC3339), labelsText(e.Labels), faultsText(e.Faults))...)
 	}
 	return t.writeTo(out)

@@ -85,7 +85,7 @@ func inspectEndpoints(node string) []model.Endpoint {
 		{ID: 2, Name: node + "/c2", Node: node, Addrs: []netip.Addr{netip.MustParseAddr("10.244.1.3"), netip.MustParseAddr("fd48:6464:1::af4:103")},
 			NetnsPath: "/run/netns/c2", Created: inspectNow},
 		{ID: 1, Name: node + "/c1", Node: node, Addrs: []netip.Addr{netip.MustParseAddr("10.244.1.2")}, Planes: model.EndpointPlanes{TCP: model.TCPEndpoint{Intercepted: true}},
-			NetnsPath: "/run/netns/c1", Labels: map[string]string{"app": "web", "a": "b"}, Created: inspectNow},
+			NetnsPath: "/run/netns/c1", Labels: map[string]string{"app": "web", "a": "b"}, Created: inspectNow, Ports: []model.PublishedPort{{HostPort: 8080, Port: 80, Protocol: model.PortTCP}}},
 	}
 }
 

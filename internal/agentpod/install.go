@@ -86,7 +86,7 @@ func (i Installation) Install() error {
 	case Main:
 		return i.write(ConflistFile, ChainedFile, map[string]any{
 			"cniVersion": i.CNIVersion, "name": "heddle",
-			"plugins": []any{i.plugin(map[string]any{"capabilities": map[string]any{"ips": true}})},
+			"plugins": []any{i.plugin(map[string]any{"capabilities": map[string]any{"ips": true, "portMappings": true}})},
 		})
 	case Chained:
 		list, err := i.chain()

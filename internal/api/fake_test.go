@@ -141,6 +141,21 @@ func (a *fakeAgent) SetLimits(_ context.Context, name string, l model.Limits) (m
 	return e, a.err
 }
 
+func (a *fakeAgent) SetPorts(_ context.Context, name string, ports []model.PortRequest) (model.Endpoint, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	e, ok := a.endpoints[name]
+	if !ok {
+		return e, ErrNotFound
+	}
+	e.Ports = nil
+	for _, p := range ports {
+		e.Ports = append(e.Ports, p.PublishedPort)
+	}
+	a.endpoints[name] = e
+	return e, a.err
+}
+
 func (a *fakeAgent) SetVerbs(_ context.Context, name string, v model.VerbsEndpoint) (model.Endpoint, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -80,6 +80,9 @@ func (r EndpointRequest) Validate() error {
 			return &Error{Code: CodeInvalid, Field: "cni", Message: err.Error()}
 		}
 	}
+	if err := validatePorts(r.Ports); err != nil {
+		return err
+	}
 	return r.validateLabels()
 }
 
@@ -134,6 +137,8 @@ type endpointBody struct {
 	CNI    *model.CNIAttachment `json:"cni"`
 
 	Adopted *model.Adopted `json:"carried"`
+
+	Ports []model.PortRequest `json:"ports"`
 }
 
 // decodeEndpointRequest reads and checks the body of POST /v1/endpoints.
@@ -142,7 +147,7 @@ func decodeEndpointRequest(body io.Reader) (EndpointRequest, error) {
 	if err := decodeStrict(body, MaxRequestBytes, &b); err != nil {
 		return EndpointRequest{}, err
 	}
-	req := EndpointRequest{Name: b.Name, NetnsPath: b.NetnsPath, Intercepted: b.Intercepted, Verbs: b.Verbs, Labels: b.Labels, Device: b.Device, CNI: b.CNI, Adopted: b.Adopted}
+	req := EndpointRequest{Name: b.Name, NetnsPath: b.NetnsPath, Intercepted: b.Intercepted, Verbs: b.Verbs, Labels: b.Labels, Device: b.Device, CNI: b.CNI, Adopted: b.Adopted, Ports: b.Ports}
 	if b.Addr != "" {
 		addr, err := netip.ParseAddr(b.Addr)
 		if err != nil {

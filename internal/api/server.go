@@ -51,6 +51,7 @@ func NewHandler(agent Agent, registry *prometheus.Registry, log *slog.Logger) ht
 	s.handle("/v1/endpoints/{name}/device", methods{http.MethodGet: s.endpointDevice})
 	s.handle("/v1/endpoints/{name}/limits", methods{http.MethodPut: s.setLimits})
 	s.handle("/v1/endpoints/{name}/verbs", methods{http.MethodPut: s.setVerbs})
+	s.handle("/v1/endpoints/{name}/ports", methods{http.MethodPut: s.setPorts})
 	s.handle("/v1/endpoints/{name}/migrate", methods{http.MethodPost: s.migrate})
 	s.handle("/v1/moves", methods{http.MethodGet: s.moves})
 	s.handle("/v1/endpoints/{name}/labels", methods{http.MethodPatch: s.labelEndpoint})

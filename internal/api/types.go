@@ -45,6 +45,11 @@ type Agent interface {
 	// verbs has a socket for its containers when it returns. ErrNotFound if there is none of that
 	// name, CodeUnavailable if the node cannot have a router.
 	SetVerbs(ctx context.Context, name string, v model.VerbsEndpoint) (model.Endpoint, error)
+	// SetPorts makes ports of this node lead to an endpoint, in place of those that did, and
+	// returns it: requests without a host port, or with a range, get one that is free. ErrNotFound
+	// if there is no endpoint of that name, CodeConflict if somebody has a port; then nothing has
+	// changed.
+	SetPorts(ctx context.Context, name string, ports []model.PortRequest) (model.Endpoint, error)
 	// LimitUse reports the limits in force on this node's endpoints and what waited for them.
 	LimitUse(ctx context.Context) ([]model.LimitUse, error)
 	// Nodes lists every node of the network, this one included.
@@ -172,6 +177,8 @@ type EndpointRequest struct {
 	Adopted *model.Adopted `json:"carried,omitempty"`
 	// CNI is kept with the endpoint; nil for one that no CNI runtime asks for.
 	CNI *model.CNIAttachment `json:"cni,omitempty"`
+	// Ports of the node are to lead to it.
+	Ports []model.PortRequest `json:"ports,omitempty"`
 }
 
 // Planes gives what is asked of each plane.

@@ -38,7 +38,8 @@ type config struct {
 	Kubernetes string `json:"kubernetes"`
 
 	RuntimeConfig struct {
-		IPs []string `json:"ips"`
+		IPs          []string      `json:"ips"`
+		PortMappings []portMapping `json:"portMappings"`
 	} `json:"runtimeConfig"`
 	Args struct {
 		CNI struct {
@@ -53,6 +54,40 @@ type config struct {
 	prev *current.Result // nil: the plugin is the first, or the only one, of its list
 }
 
+// portMapping is a port to be published, as runtimes give those of Podman's -p and of Kubernetes'
+// hostPort to a plugin whose configuration has the capability portMappings.
+type portMapping struct {
+	HostPort      uint16 `json:"hostPort"`
+	ContainerPort uint16 `json:"containerPort"`
+	Protocol      string `json:"protocol"`
+	HostIP        string `json:"hostIP"`
+}
+
+// ports gives what is to be published.
+func (c config) ports() (out []model.PortRequest, err error) {
+	const field = "runtimeConfig.portMappings"
+	for _, m := range c.RuntimeConfig.PortMappings {
+		if m.HostPort == 0 {
+			continue // as the plugin portmap has it: not published
+		}
+		p := model.PortRequest{PublishedPort: model.PublishedPort{HostPort: m.HostPort, Port: m.ContainerPort, Protocol: strings.ToLower(m.Protocol)}}
+		if m.HostIP != "" {
+			if p.HostAddr, err = netip.ParseAddr(m.HostIP); err != nil {
+				return nil, invalid(field, fmt.Sprintf("hostIP %.60q is no IP address", m.HostIP), "")
+			}
+			p.HostAddr = p.HostAddr.Unmap()
+		}
+		if p.Protocol == "sctp" {
+			return nil, unsupported(field, m.Protocol, "tcp and udp can be published")
+		}
+		if err := p.Validate(); err != nil {
+			return nil, invalid(field, err.Error(), "")
+		}
+		out = append(out, p)
+	}
+	return out, nil
+}
+
 // knownFields are those that a network configuration may have, the specification's first.
 var knownFields = []string{
 	"cniVersion", "name", "type", "capabilities", "args", "ipam", "dns", "runtimeConfig", "prevResult",
@@ -61,7 +96,7 @@ var knownFields = []string{
 
 // knownRuntimeFields are those of runtimeConfig; a runtime gives what the configuration's
 // capabilities name.
-var knownRuntimeFields = []string{"ips"}
+var knownRuntimeFields = []string{"ips", "portMappings"}
 
 // parseConfig reads a configuration for ADD, CHECK and STATUS. Errors are CNI's and name the field.
 func parseConfig(stdin []byte) (config, error) {

@@ -51,6 +51,7 @@ func TestConfigErrorsNameTheField(t *testing.T) {
 		`,"intercepted":"yes"`:                           {types.ErrInvalidNetworkConfig, "intercepted"},
 		`,"labels":["a"]`:                                {types.ErrInvalidNetworkConfig, "labels"},
 		`,"runtimeConfig":{"ips":"10.0.0.1"}`:            {types.ErrInvalidNetworkConfig, "runtimeConfig.ips"},
+		`,"runtimeConfig":{"portMappings":7}`:            {types.ErrInvalidNetworkConfig, "runtimeConfig.portMappings"},
 		`,"prevResult":{"cniVersion":"1.1.0","ips":"x"}`: {types.ErrInvalidNetworkConfig, "prevResult"},
 	} {
 		_, err := parseConfig(conf(more))
@@ -64,6 +65,34 @@ func TestConfigErrorsNameTheField(t *testing.T) {
 	}
 	if _, err := parseArgs("a=b;c"); err == nil {
 		t.Error("malformed CNI_ARGS were accepted")
+	}
+}
+
+func TestPortMappings(t *testing.T) {
+	for mapping, want := range map[string]string{
+		`{"hostPort":8080,"containerPort":80,"protocol":"tcp"}`:                         "*:8080->80/tcp",
+		`{"hostPort":8053,"containerPort":53,"protocol":"UDP","hostIP":"192.0.2.1"}`:    "192.0.2.1:8053->53/udp",
+		`{"hostPort":8080,"containerPort":80,"protocol":"tcp","hostIP":"0.0.0.0"}`:      "0.0.0.0:8080->80/tcp",
+		`{"hostPort":0,"containerPort":80,"protocol":"tcp"}`:                            "", // not published
+		`{"hostPort":8080,"containerPort":80,"protocol":"sctp"}`:                        "unsupported field runtimeConfig.portMappings: sctp",
+		`{"hostPort":8080,"protocol":"tcp"}`:                                            "port: want 1..65535",
+		`{"hostPort":8080,"containerPort":80,"protocol":"tcp","hostIP":"192.0.2.1/24"}`: "is no IP address",
+		`{"hostPort":8080,"containerPort":80,"protocol":"tcp","hostIP":"::1"}`:          "not reached at ::1",
+	} {
+		c, err := parseConfig(conf(`,"capabilities":{"portMappings":true},"runtimeConfig":{"portMappings":[` + mapping + `]}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ports, err := c.ports()
+		got := ""
+		if err != nil {
+			got = err.Error()
+		} else if len(ports) == 1 {
+			got = ports[0].String()
+		}
+		if !strings.Contains(got, want) || want == "" && got != "" {
+			t.Errorf("%s: %q, want %q", mapping, got, want)
+		}
 	}
 }
 

@@ -108,6 +108,10 @@ func request(c config, args *skel.CmdArgs) (api.EndpointRequest, error) {
 			return api.EndpointRequest{}, err
 		}
 	}
+	ports, err := c.ports()
+	if err != nil {
+		return api.EndpointRequest{}, err
+	}
 	path, err := filepath.Abs(args.Netns)
 	if err != nil {
 		return api.EndpointRequest{}, types.NewError(types.ErrInvalidNetNS, "CNI_NETNS: "+err.Error(), "")
@@ -115,7 +119,7 @@ func request(c config, args *skel.CmdArgs) (api.EndpointRequest, error) {
 	return api.EndpointRequest{
 		Name: endpointName(c.Name, args.ContainerID, args.IfName), NetnsPath: path, Intercepted: c.intercepted(),
 		Addr: addr, Labels: c.labels(pod), Device: args.IfName,
-		Adopted: adopted, CNI: &model.CNIAttachment{Network: c.Name, ContainerID: args.ContainerID},
+		Adopted: adopted, CNI: &model.CNIAttachment{Network: c.Name, ContainerID: args.ContainerID}, Ports: ports,
 	}, nil
 }
 

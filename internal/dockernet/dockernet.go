@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/model"
 )
 
 // Node is what the drivers need of the agent. Implementations are called from many goroutines at
@@ -35,6 +36,9 @@ type Node interface {
 	// AwaitContainer attaches an endpoint whose network namespace Docker has yet to mount at
 	// req.NetnsPath, and gives the name of the device that Docker is to move there.
 	AwaitContainer(ctx context.Context, req api.EndpointRequest) (device string, err error)
+	// SetPorts makes ports of the node lead to an endpoint, in place of those that did.
+	// api.ErrNotFound if there is none of that name.
+	SetPorts(ctx context.Context, name string, ports []model.PortRequest) (model.Endpoint, error)
 	// DeleteEndpoint detaches it. api.ErrNotFound if there is none of that name.
 	DeleteEndpoint(ctx context.Context, name string) error
 }
@@ -63,7 +67,7 @@ func NewHandler(node Node, log *slog.Logger) http.Handler {
 		"/NetworkDriver.Join":                        s.join,
 		"/NetworkDriver.Leave":                       nothing, // Docker takes the device out, then deletes the endpoint
 		"/NetworkDriver.ProgramExternalConnectivity": s.publish,
-		"/NetworkDriver.RevokeExternalConnectivity":  nothing,
+		"/NetworkDriver.RevokeExternalConnectivity":  s.unpublish,
 		"/NetworkDriver.DiscoverNew":                 nothing,
 		"/NetworkDriver.DiscoverDelete":              nothing,
 		"/IpamDriver.GetCapabilities":                s.ipamCapabilities,
@@ -249,17 +253,32 @@ func (s *server) deleteEndpoint(ctx context.Context, body []byte) (any, error) {
 	return nil, err
 }
 
-// publish refuses ports that are to be published: other hosts of the overlay reach the container at
-// its address.
-func (s *server) publish(_ context.Context, body []byte) (any, error) {
+// publish has ports of the node lead to a container. Docker tells so of the container's first
+// network only, after Join, and fails to start the container if it is refused.
+func (s *server) publish(ctx context.Context, body []byte) (any, error) {
 	req, err := parse[publishRequest](body)
 	if err != nil {
 		return nil, err
 	}
-	if n := len(req.Options.PortMap); n > 0 {
-		return nil, fmt.Errorf("%d ports are to be published (-p): not supported; reach the container at its own address", n)
+	ports, err := req.ports()
+	if err != nil || len(ports) == 0 {
+		return nil, err
 	}
-	return nil, nil
+	_, err = s.node.SetPorts(ctx, endpointName(req.EndpointID), ports)
+	return nil, err
+}
+
+// unpublish undoes publish.
+func (s *server) unpublish(ctx context.Context, body []byte) (any, error) {
+	req, err := parse[endpointRequest](body)
+	if err != nil {
+		return nil, err
+	}
+	_, err = s.node.SetPorts(ctx, endpointName(req.EndpointID), nil)
+	if errors.Is(err, api.ErrNotFound) {
+		return nil, nil // they went with it
+	}
+	return nil, err
 }
 
 func (s *server) ipamCapabilities(context.Context, []byte) (any, error) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -14,6 +15,7 @@ import (
 	"testing"
 
 	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/model"
 )
 
 // fakeNode has the prefix 10.1.2.0/24 and notes what is asked of it.
@@ -21,6 +23,7 @@ type fakeNode struct {
 	reserved []netip.Addr
 	awaited  []api.EndpointRequest
 	deleted  []string
+	ports    map[string][]model.PortRequest
 	err      error // of everything that can fail
 }
 
@@ -50,6 +53,14 @@ func (n *fakeNode) DeleteEndpoint(_ context.Context, name string) error {
 	return n.err
 }
 
+func (n *fakeNode) SetPorts(_ context.Context, name string, ports []model.PortRequest) (model.Endpoint, error) {
+	if n.ports == nil {
+		n.ports = map[string][]model.PortRequest{}
+	}
+	n.ports[name] = ports
+	return model.Endpoint{}, n.err
+}
+
 func serve(n *fakeNode) http.Handler {
 	return NewHandler(n, slog.New(slog.NewTextHandler(io.Discard, nil)))
 }
@@ -75,6 +86,7 @@ var (
 func TestContainer(t *testing.T) {
 	n := &fakeNode{}
 	h := serve(n)
+	var published []model.PortRequest
 	for _, step := range []struct{ method, body, want string }{
 		{"Plugin.Activate", ``, `{"Implements":["NetworkDriver","IpamDriver"]}`},
 		{"NetworkDriver.GetCapabilities", ``, `{"ConnectivityScope":"global","Scope":"local"}`},
@@ -92,6 +104,9 @@ func TestContainer(t *testing.T) {
 		{"NetworkDriver.Join", `{` + ids + `,"SandboxKey":"/var/run/docker/netns/0123","Options":{}}`,
 			`{"InterfaceName":{"SrcName":"hc7","DstPrefix":"eth"},"Gateway":"10.1.2.1","StaticRoutes":[{"Destination":"10.1.2.1/32","RouteType":1,"NextHop":""}],"DisableGatewayService":true}`},
 		{"NetworkDriver.ProgramExternalConnectivity", `{` + ids + `,"Options":{"com.docker.network.portmap":[]}}`, `{}`},
+		{"NetworkDriver.ProgramExternalConnectivity", `{` + ids + `,"Options":{"com.docker.network.endpoint.exposedports":[{"Proto":6,"Port":80}],"com.docker.network.portmap":[` +
+			`{"Proto":6,"IP":"","Port":80,"HostIP":"","HostPort":8080,"HostPortEnd":8080},{"Proto":17,"IP":"","Port":53,"HostIP":"127.0.0.1","HostPort":8053,"HostPortEnd":8063},` +
+			`{"Proto":6,"IP":"","Port":81,"HostIP":"::","HostPort":0,"HostPortEnd":0}]}}`, `{}`},
 		{"NetworkDriver.EndpointOperInfo", `{` + ids + `}`, `{"Value":{}}`},
 		{"NetworkDriver.RevokeExternalConnectivity", `{` + ids + `}`, `{}`},
 		{"NetworkDriver.Leave", `{` + ids + `}`, `{}`},
@@ -103,6 +118,17 @@ func TestContainer(t *testing.T) {
 		if got := call(t, h, step.method, step.body); got != step.want {
 			t.Errorf("%s: %s\nwant %s", step.method, got, step.want)
 		}
+		if ports := n.ports["docker/0123456789ab"]; len(ports) > 0 {
+			published = ports
+		}
+	}
+	var texts []string
+	for _, p := range published {
+		texts = append(texts, fmt.Sprintf("%s-%d", p, p.HostPortEnd))
+	}
+	want := []string{"*:8080->80/tcp-0", "127.0.0.1:8053->53/udp-8063", "[::]:0->81/tcp-0"}
+	if !slices.Equal(texts, want) || len(n.ports) != 1 || len(n.ports["docker/0123456789ab"]) != 0 {
+		t.Errorf("published %v, want %v; in the end %v", texts, want, n.ports)
 	}
 	if len(n.awaited) != 1 || len(n.reserved) != 0 || !slices.Equal(n.deleted, []string{"docker/0123456789ab"}) {
 		t.Fatalf("awaited %+v, reserved %v, deleted %v", n.awaited, n.reserved, n.deleted)
@@ -138,7 +164,13 @@ func TestRefusals(t *testing.T) {
 		{"NetworkDriver.Join", `{` + ids + `,"SandboxKey":"/run/docker/netns/1"}`, "was not created"},
 		{"NetworkDriver.Join", `{` + ids + `,"SandboxKey":"../x"}`, "absolute path"},
 		{"NetworkDriver.DeleteEndpoint", `{"NetworkID":"` + netID + `","EndpointID":"0123"}`, "hexadecimal"},
-		{"NetworkDriver.ProgramExternalConnectivity", `{` + ids + `,"Options":{"com.docker.network.portmap":[{"Port":80}]}}`, "not supported"},
+		{"NetworkDriver.ProgramExternalConnectivity", `{` + ids + `,"Options":{"com.docker.network.portmap":[{"Port":80}]}}`, "want tcp or udp"},
+		{"NetworkDriver.ProgramExternalConnectivity", `{` + ids + `,"Options":{"com.docker.network.portmap":[{"Proto":132,"Port":80}]}}`, "want tcp or udp"},
+		{"NetworkDriver.ProgramExternalConnectivity", `{` + ids + `,"Options":{"com.docker.network.portmap":[{"Proto":6}]}}`, "port: want 1..65535"},
+		{"NetworkDriver.ProgramExternalConnectivity", `{` + ids + `,"Options":{"com.docker.network.portmap":[{"Proto":6,"Port":80,"HostIP":"x"}]}}`, "no IP address"},
+		{"NetworkDriver.ProgramExternalConnectivity", `{` + ids + `,"Options":{"com.docker.network.portmap":[{"Proto":6,"Port":80,"HostIP":"224.0.0.1"}]}}`, "not reached at"},
+		{"NetworkDriver.ProgramExternalConnectivity", `{` + ids + `,"Options":{"com.docker.network.portmap":[{"Proto":6,"Port":65536}]}}`, "malformed"},
+		{"NetworkDriver.RevokeExternalConnectivity", `{"NetworkID":"` + netID + `","EndpointID":"x"}`, "hexadecimal"},
 		{"IpamDriver.RequestPool", `{"V6":true}`, "--ipv6"},
 		{"IpamDriver.RequestPool", `{"Pool":"172.18.0.0/16"}`, "10.1.2.0/24"},
 		{"IpamDriver.RequestPool", `{"Pool":"10.1.2.0/24","SubPool":"10.1.2.128/25"}`, "--ip-range"},
@@ -156,7 +188,7 @@ func TestRefusals(t *testing.T) {
 		if !strings.Contains(answer.Err, c.want) || !strings.HasPrefix(answer.Err, "heddle: ") {
 			t.Errorf("%s %.80s: error %q, want one with %q", c.method, c.body, answer.Err, c.want)
 		}
-		if len(n.awaited)+len(n.deleted)+len(n.reserved) > 0 {
+		if len(n.awaited)+len(n.deleted)+len(n.reserved)+len(n.ports) > 0 {
 			t.Errorf("%s %.80s: the node was asked for something", c.method, c.body)
 		}
 	}
@@ -169,6 +201,9 @@ func TestFailures(t *testing.T) {
 		"IpamDriver.RequestAddress":    `{}`,
 		"NetworkDriver.Join":           `{` + ids + `,"SandboxKey":"/n"}`,
 		"NetworkDriver.DeleteEndpoint": `{` + ids + `}`,
+
+		"NetworkDriver.ProgramExternalConnectivity": `{` + ids + `,"Options":{"com.docker.network.portmap":[{"Proto":6,"Port":80}]}}`,
+		"NetworkDriver.RevokeExternalConnectivity":  `{` + ids + `}`,
 	} {
 		call(t, h, "NetworkDriver.CreateEndpoint", `{`+ids+`,"Interface":{"Address":"10.1.2.9/32"}}`)
 		if got := call(t, h, method, body); got != `{"Err":"heddle: no free address"}` {
@@ -176,8 +211,10 @@ func TestFailures(t *testing.T) {
 		}
 	}
 	n.err = api.ErrNotFound
-	if got := call(t, h, "NetworkDriver.DeleteEndpoint", `{`+ids+`}`); got != `{}` {
-		t.Errorf("delete what is gone: %s", got)
+	for _, method := range []string{"NetworkDriver.DeleteEndpoint", "NetworkDriver.RevokeExternalConnectivity"} {
+		if got := call(t, h, method, `{`+ids+`}`); got != `{}` {
+			t.Errorf("%s of what is gone: %s", method, got)
+		}
 	}
 }
 
@@ -203,7 +240,7 @@ func FuzzRequests(f *testing.F) {
 	f.Add("NetworkDriver.CreateEndpoint", `{`+ids+`,"Interface":{"Address":"10.1.2.9/32"},"Options":{"io.heddle.label.a":"b"}}`)
 	f.Add("NetworkDriver.Join", `{`+ids+`,"SandboxKey":"/var/run/docker/netns/1"}`)
 	f.Add("NetworkDriver.DeleteEndpoint", `{`+ids+`}`)
-	f.Add("NetworkDriver.ProgramExternalConnectivity", `{`+ids+`,"Options":{"com.docker.network.portmap":[{}]}}`)
+	f.Add("NetworkDriver.ProgramExternalConnectivity", `{`+ids+`,"Options":{"com.docker.network.portmap":[{"Proto":6,"Port":80,"HostPort":8080,"HostPortEnd":8081,"HostIP":"::1"}]}}`)
 	f.Add("IpamDriver.RequestPool", `{"Pool":"10.1.2.0/24"}`)
 	f.Add("IpamDriver.RequestAddress", `{"Address":"10.1.2.9","Options":{"RequestAddressType":"x"}}`)
 	f.Add("IpamDriver.ReleaseAddress", `{"Address":"10.1.2.9"}`)
@@ -223,6 +260,11 @@ func FuzzRequests(f *testing.F) {
 		for _, e := range n.awaited {
 			if err := e.Validate(); err != nil {
 				t.Errorf("%s %q: endpoint %+v: %v", method, body, e, err)
+			}
+		}
+		for name, ports := range n.ports {
+			if err := (api.PortsRequest{Ports: ports}).Validate(); err != nil || !Owns(name) {
+				t.Errorf("%s %q: publishes %v of %q: %v", method, body, ports, name, err)
 			}
 		}
 		for _, name := range n.deleted {

@@ -9,6 +9,9 @@ import (
 	"net/netip"
 	"path"
 	"strings"
+
+	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/model"
 )
 
 // Names that Docker gives to options.
@@ -61,8 +64,14 @@ type (
 	publishRequest struct {
 		endpointRequest
 		Options struct {
-			PortMap []json.RawMessage `json:"com.docker.network.portmap"`
+			PortMap []portBinding `json:"com.docker.network.portmap"`
 		}
+	}
+	// portBinding is libnetwork's types.PortBinding. Its IP is of the container, which has one.
+	portBinding struct {
+		Proto                       uint8
+		Port, HostPort, HostPortEnd uint16
+		HostIP                      string
 	}
 	poolRequest struct {
 		Pool, SubPool string // prefixes
@@ -184,6 +193,28 @@ func (r createEndpointRequest) labels() (map[string]string, error) {
 		out[key] = value
 	}
 	return out, nil
+}
+
+// ports gives what is to be published.
+func (r publishRequest) ports() (out []model.PortRequest, err error) {
+	names := map[uint8]string{6: model.PortTCP, 17: model.PortUDP}
+	for _, b := range r.Options.PortMap {
+		p := model.PortRequest{PublishedPort: model.PublishedPort{HostPort: b.HostPort, Port: b.Port, Protocol: names[b.Proto]}}
+		if p.Protocol == "" {
+			return nil, fmt.Errorf("-p %d: protocol %d: want tcp or udp", b.Port, b.Proto)
+		}
+		if b.HostPortEnd > b.HostPort {
+			p.HostPortEnd = b.HostPortEnd
+		}
+		if b.HostIP != "" {
+			if p.HostAddr, err = netip.ParseAddr(b.HostIP); err != nil {
+				return nil, fmt.Errorf("-p: %.60q is no IP address", b.HostIP)
+			}
+			p.HostAddr = p.HostAddr.Unmap()
+		}
+		out = append(out, p)
+	}
+	return out, api.PortsRequest{Ports: out}.Validate()
 }
 
 // optionalAddr reads an IPv4 address; "" gives the zero Addr.

@@ -162,6 +162,8 @@ type Endpoint struct {
 	Labels map[string]string `json:"labels,omitempty"`
 	// Limits are what the operator allows it; nil: everything.
 	Limits *Limits `json:"limits,omitempty"`
+	// Ports are the ports of the node that lead to it.
+	Ports []PublishedPort `json:"ports,omitempty"`
 	// Created is when the agent made it.
 	Created time.Time `json:"created"`
 	// Planes has a record for each plane.

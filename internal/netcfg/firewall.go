@@ -83,6 +83,9 @@ func setFirewall(cfg NodeConfig, divert, underlay int, nodes, moved []netip.Addr
 	if err := addMoved(c, table, moved, cfg.Mark); err != nil {
 		return err
 	}
+	if err := r.addPublished(cfg.Published); err != nil {
+		return err
+	}
 	if err := c.Flush(); err != nil {
 		return fmt.Errorf("set nftables table %s: %w", firewallTable, err)
 	}

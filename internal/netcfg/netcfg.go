@@ -108,6 +108,8 @@ type NodeConfig struct {
 	DirectPorts model.PortRange
 	// Stores are where the nodes' store answers: containers are refused there.
 	Stores []netip.AddrPort
+	// Published are the ports that led to containers before; SetPublished changes them.
+	Published []Published
 	// Table is the routing table that Mark selects; it holds nothing but Heddle's routes.
 	Table int
 	// RulePref is the rule's priority: smaller than 32766 to come before the main table.

@@ -39,7 +39,7 @@ func (es *endpoints) CreateEndpoint(ctx context.Context, req api.EndpointRequest
 	defer es.change.Unlock()
 	if have, ok := es.known.named(req.Name); ok {
 		if have.NetnsPath != req.NetnsPath || have.Planes.TCP != req.Planes().TCP || req.Verbs.Wanted && have.Planes.Verbs.VerbsEndpoint != req.Verbs || have.ContainerDevice() != deviceOf(req) ||
-			(have.Adopted != nil) != (req.Adopted != nil) || req.Addr.IsValid() && !slices.Contains(have.Addrs, req.Addr) {
+			(have.Adopted != nil) != (req.Adopted != nil) || len(req.Ports) > 0 && !published(have, req.Ports) || req.Addr.IsValid() && !slices.Contains(have.Addrs, req.Addr) {
 			return have, &api.Error{Code: api.CodeConflict, Field: "name", Message: fmt.Sprintf("endpoint %s exists with other settings", req.Name),
 				Remedy: "delete it first: heddle endpoints delete " + req.Name}
 		}
@@ -68,6 +68,10 @@ func (es *endpoints) create(ctx context.Context, req api.EndpointRequest, attach
 	e := model.Endpoint{
 		Name: req.Name, Node: es.self.Name, Planes: req.Planes(),
 		NetnsPath: req.NetnsPath, Device: req.Device, Adopted: req.Adopted, CNI: req.CNI, Labels: req.Labels, Created: time.Now().UTC(),
+	}
+	var err error
+	if e.Ports, err = es.choosePorts(e, req.Ports); err != nil {
+		return model.Endpoint{}, err
 	}
 	if err := es.leaseFor(ctx, &e, req); err != nil {
 		return model.Endpoint{}, err
@@ -104,7 +108,7 @@ func (es *endpoints) steps(ctx context.Context, e model.Endpoint, attach []step,
 			}
 			return es.applyLimits(e)
 		}, func() error { return es.liftLimits(e) }},
-	}, attach)
+	}, attach, es.portSteps(e))
 }
 
 // leaseFor gives e an id and addresses: those of an endpoint that has migrated here, if e takes it

@@ -85,6 +85,9 @@ func (rs *restorer) restore(ctx context.Context) error {
 		}
 	}
 	rs.saveRecord(0)
+	if err := netcfg.SetPublished(publishedOf(rs.known.all(), nil), rs.publishing()); err != nil {
+		return err
+	}
 	if err := rs.keepEndpoints(keep); err != nil {
 		return err
 	}

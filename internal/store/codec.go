@@ -290,6 +290,9 @@ func validateEndpoint(e model.Endpoint) error {
 			return wrap(fmt.Errorf("limits: %w", err))
 		}
 	}
+	if err := model.ValidatePorts(e.Ports); err != nil {
+		return wrap(fmt.Errorf("ports: %w", err))
+	}
 	if err := e.Planes.Verbs.Validate(); err != nil {
 		return wrap(fmt.Errorf("verbs: %w", err))
 	}

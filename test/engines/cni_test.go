@@ -118,6 +118,43 @@ func checkResult(t *testing.T, e *lab.CNIEngine, rt *libcni.RuntimeConf, r *curr
 	}
 }
 
+// TestCNIPorts: the capability portMappings, which is what Podman's -p and Kubernetes' hostPort come
+// to, publishes ports of the node.
+func TestCNIPorts(t *testing.T) {
+	e := lab.NewCNIEngine(t, "n1", "heddle", `{"type":"heddle-cni","socket":"SOCKET","capabilities":{"portMappings":true}}`)
+	port, inside := lab.FreePort(), lab.FreePort()
+	mapping := func(to int, protocol string) map[string]any {
+		return map[string]any{"portMappings": []map[string]any{{"hostPort": port, "containerPort": to, "protocol": protocol}}}
+	}
+	rt := e.Sandbox("cni-ports")
+	rt.CapabilityArgs = mapping(inside, "tcp")
+	e.Add(rt)
+	e.Add(rt) // repeated
+	e.Run("cni-ports", rt.NetNS)
+	e.Peer("cni-ports").Must(`l = listen(4, "0.0.0.0", %d)`, inside)
+	for _, client := range []*lab.Peer{lab.StartOutside(t), lab.StartPeer(t, "heddle", "n1/c2"), lab.StartPeer(t, "heddle", "n2/c1")} {
+		client.Must(`connect(4, %q, %d).close()`, lab.Address(t, "host", "n1/c1"), port)
+	}
+	other := e.Sandbox("cni-ports-too")
+	for _, c := range []struct {
+		to       int
+		protocol string
+		code     uint
+		text     string
+	}{{inside, "tcp", 102, "leads to heddle/cni-ports/eth0"}, {inside, "sctp", types.ErrUnsupportedField, "portMappings"}, {0, "tcp", types.ErrInvalidNetworkConfig, "port: want 1..65535"}} {
+		other.CapabilityArgs = mapping(c.to, c.protocol)
+		_, err := e.CNI.AddNetworkList(t.Context(), e.List, other)
+		wantCode(t, err, c.code, c.text)
+		if e.Endpoint(other) != nil {
+			t.Errorf("refused with %q, and there is an endpoint", c.text)
+		}
+	}
+	testutil.NoError(t, e.CNI.DelNetworkList(t.Context(), e.List, rt))
+	if ports := portsOn(t, "n1"); len(ports) > 0 {
+		t.Errorf("after DEL: %v", ports)
+	}
+}
+
 // TestCNIDelete: DEL succeeds whatever is there, also while no agent runs; then the next agent
 // deletes.
 func TestCNIDelete(t *testing.T) {

@@ -191,9 +191,7 @@ func TestDocker(t *testing.T) {
 		}
 		n1.must("rm", "-f", "labelled")
 	})
-	t.Run("published port", func(t *testing.T) {
-		n1.mustRefuse("not supported", "run", "--rm", "--runtime", "heddle", "--network", "net", "-p", "8080:80", "small", "sleep", "1000")
-	})
+	t.Run("published ports", func(t *testing.T) { dockerPublishes(t, n1) })
 	t.Run("stop and start", func(t *testing.T) {
 		n1.must("kill", "near")
 		n1.must("start", "near")

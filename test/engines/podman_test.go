@@ -24,7 +24,7 @@ func writeNetwork(t *testing.T, node, dir string) string {
 	t.Helper()
 	networks := filepath.Join(dir, "net")
 	testutil.NoError(t, os.MkdirAll(networks, 0o755))
-	list := fmt.Sprintf(`{"cniVersion":"1.0.0","name":%q,"plugins":[{"type":"heddle-cni","socket":%q}]}`, engineNetwork(), agentFile(node, "api.sock"))
+	list := fmt.Sprintf(`{"cniVersion":"1.0.0","name":%q,"plugins":[{"type":"heddle-cni","socket":%q,"capabilities":{"portMappings":true}}]}`, engineNetwork(), agentFile(node, "api.sock"))
 	lab.WriteFile(t, filepath.Join(networks, "10-heddle.conflist"), []byte(list))
 	return networks
 }
@@ -92,6 +92,21 @@ func TestPodman(t *testing.T) {
 	if got := n1.must("exec", "client", "wget", "-qO-", "http://web/"); got != greeting {
 		t.Errorf("fetched %q after a restart", got)
 	}
+	t.Run("published ports", func(t *testing.T) {
+		port := lab.FreePort()
+		n1.must(append(podmanRun(n1, "-d", "--network", engineNetwork(), "-p", fmt.Sprintf("%d:80", port), "--name", "web", "small"), serveWeb...)...)
+		reached(t, port)
+		if got := n1.must("port", "web"); !strings.Contains(got, fmt.Sprintf("80/tcp -> 0.0.0.0:%d", port)) {
+			t.Errorf("podman port shows %q", got)
+		}
+		n1.must("stop", "-t", "0", "web")
+		unpublished(t, port)
+		n1.must("start", "web")
+		reached(t, port)
+		n1.mustRefuse("leads to", append(podmanRun(n1, "--rm", "--network", engineNetwork(), "-p", fmt.Sprintf("%d:81", port), "small"), stay...)...)
+		n1.must("rm", "-f", "-t", "0", "web")
+		unpublished(t, port)
+	})
 	t.Run("verbs", func(t *testing.T) { podmanVerbs(t, n1, n2) })
 	n1.must("rm", "-f", "-t", "0", "client")
 	n2.must("rm", "-f", "-t", "0", "server")

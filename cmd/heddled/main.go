@@ -248,7 +248,7 @@ func (f *flags) config() (node.Config, error) {
 		if err != nil {
 			return nil, errors.Join(err, modules.Close())
 		}
-		service, err := queues.Open(queues.Config{StateDir: cfg.StateDir, Self: self, Traps: h.Traps, Sockets: h.Sockets, Log: h.Log})
+		service, err := queues.Open(queues.Config{StateDir: cfg.StateDir, Self: self, Traps: h.Traps, Sockets: h.Sockets, Modules: modules, Log: h.Log})
 		if err != nil {
 			return nil, errors.Join(err, modules.Close(), memory.Close())
 		}

@@ -83,8 +83,8 @@ func (p *Profile) Validate() error {
 	if err := p.Settings.validate(); err != nil {
 		return err
 	}
-	if p.Settings.Queues && p.Stack != Kernel {
-		return fault("settings.queues", "leave it out, or take the stack kernel", "queues lead to the kernel's TCP alone, not to %s", p.Stack)
+	if p.Settings.Queues && p.Stack == SharedMemory {
+		return fault("settings.queues", "leave it out, or take another stack", "queues do not lead to memory that neighbours share")
 	}
 	if p.Stack.IsKernels() {
 		for _, name := range userSpaceOnly {

@@ -23,7 +23,7 @@ type guestLab struct {
 	name, script string
 }
 
-func newGuestLab(t *testing.T, suffix, choice string) guestLab {
+func newGuestLab(t *testing.T, suffix, choice string, more ...string) guestLab {
 	t.Helper()
 	script, err := filepath.Abs("testdata/neighbours.py")
 	testutil.NoError(t, err)
@@ -33,11 +33,17 @@ func newGuestLab(t *testing.T, suffix, choice string) guestLab {
 			t.Errorf("%v\n%s", err, out)
 		}
 	})
-	l.must("lab", "up", "--nodes", "1", "--containers", "2", "--guest")
-	profile := filepath.Join(t.TempDir(), "near.yaml")
-	lab.WriteFile(t, profile, []byte("apiVersion: heddle.dev/v1\nkind: StackProfile\nname: near\nselector: {}\n"+choice))
-	l.must("stack", "apply", profile)
+	l.must(append([]string{"lab", "up", "--nodes", "1", "--containers", "2", "--guest"}, more...)...)
+	l.choose(choice)
 	return l
+}
+
+// choose has a profile be the containers'.
+func (l guestLab) choose(choice string) {
+	l.Helper()
+	profile := filepath.Join(l.TempDir(), "near.yaml")
+	lab.WriteFile(l, profile, []byte("apiVersion: heddle.dev/v1\nkind: StackProfile\nname: near\nselector: {}\n"+choice))
+	l.must("stack", "apply", profile)
 }
 
 func (l guestLab) command(ctx context.Context, words ...string) *exec.Cmd {
@@ -136,7 +142,7 @@ func TestGuest(t *testing.T) {
 	t.Run("same", l.testSame)
 	t.Run("one library", l.testOneLibrary)
 	t.Run("iperf3", l.testIperf)
-	t.Run("redis", l.testRedis)
+	t.Run("redis", func(t *testing.T) { l.testRedis(t, "20000") })
 	t.Run("rules", l.testRules)
 	t.Run("agent", l.testAgent)
 }
@@ -203,7 +209,7 @@ func (l guestLab) listens(port string) {
 	})
 }
 
-func (l guestLab) testRedis(t *testing.T) {
+func (l guestLab) testRedis(t *testing.T, requests string) {
 	l.T = t
 	ctx, cancel := context.WithTimeout(t.Context(), 4*testutil.WaitTimeout)
 	defer cancel()
@@ -215,7 +221,7 @@ func (l guestLab) testRedis(t *testing.T) {
 		}
 	}()
 	l.listens(":6390")
-	bench := l.must("lab", "exec", "n1/c1", "--", "redis-benchmark", "-h", l.address("n1/c2"), "-p", "6390", "-n", "20000", "-c", "20", "-d", "3000", "-P", "4", "-q", "-t", "set,get,lrange_100")
+	bench := l.must("lab", "exec", "n1/c1", "--", "redis-benchmark", "-h", l.address("n1/c2"), "-p", "6390", "-n", requests, "-c", "20", "-d", "3000", "-P", "4", "-q", "-t", "set,get,lrange_100")
 	if !strings.Contains(bench, "GET: ") || !strings.Contains(bench, "LRANGE_100") {
 		t.Errorf("%s", bench)
 	}

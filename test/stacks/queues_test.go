@@ -9,9 +9,12 @@ import (
 	"io"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"heddle.dev/heddle/internal/testutil"
 	"heddle.dev/heddle/test/lab"
@@ -34,6 +37,84 @@ func TestQueues(t *testing.T) {
 	t.Run("killed service", l.testKilledService)
 	t.Run("waits for a killed service", l.testWaitsForKilled)
 	t.Run("service hangs", l.testServiceHangs)
+}
+
+// apart are the scenarios of the kernel's TCP that programs of a stack module see otherwise, with
+// queues or without: sendfile() into a pair, urgent data, and a reset behind bytes that nobody reads.
+var apart = []string{"files", "linger", "mixed", "urgent"}
+
+// TestQueuesModules: so it is for programs whose TCP a stack module runs, which gets what the
+// service sends for them.
+func TestQueuesModules(t *testing.T) {
+	lab.NeedPrograms(t, "stacks", "iperf3", "python3", "redis-server", "redis-benchmark")
+	for suffix, kind := range map[string]string{"qs": "smoltcp", "qn": "netstack"} {
+		t.Run(kind, func(t *testing.T) {
+			l := newGuestLab(t, suffix, "stack: "+kind+"\nsettings: {queues: true}\n", "--stacks")
+			l.service()
+			t.Run("same", l.testSameByModule)
+			t.Run("iperf3", l.testQueuesIperf)
+			t.Run("redis", func(t *testing.T) { l.testRedis(t, "1000") })
+			t.Run("killed program", l.testKilledProgram)
+			t.Run("cap", l.testQueuesCap)
+			t.Run("listed", l.testQueuesListed)
+			t.Run("rules", l.testQueuesRules)
+			t.Run("killed service", l.testKilledService)
+		})
+	}
+}
+
+func (l guestLab) testSameByModule(t *testing.T) {
+	l.T = t
+	var all []string
+	for _, one := range regexp.MustCompile(`\w+`).FindAllString(l.must("lab", "exec", "n1/c1", "--", "python3", l.script, "scenarios"), -1) {
+		if !slices.Contains(apart, one) {
+			all = append(all, one)
+		}
+	}
+	before := l.queues().SentBytes
+	want, got := l.both(false, false, all...), l.both(true, true, all...)
+	if want != got {
+		t.Errorf("by queues:\n%s\nby system calls:\n%s", got, want)
+	}
+	if n := strings.Count(want, "AF_INET"); n != 2*len(all) || len(all) < 20 {
+		t.Errorf("%d of %d scenarios ran at either end", n, len(all))
+	}
+	if sent := l.queues().SentBytes - before; sent < 5<<20 {
+		t.Errorf("the service sent %d bytes of the scenarios'", sent)
+	}
+}
+
+// testQueuesCap: a cap holds for what goes by queues.
+func (l guestLab) testQueuesCap(t *testing.T) {
+	l.T = t
+	l.must("limit", "set", "n1/c1", "--egress", "40mbit")
+	defer l.must("limit", "clear", "n1/c1")
+	began := time.Now()
+	sent := l.iperf("10M")
+	if took := time.Since(began); took < 2*time.Second {
+		t.Errorf("10 MiB took %s", took)
+	}
+	if sent < 9<<20 {
+		t.Errorf("the service sent %d bytes of 10 MiB", sent)
+	}
+}
+
+// testQueuesListed: connections are the module's, with what it sent, and so are the accounts.
+func (l guestLab) testQueuesListed(t *testing.T) {
+	l.T = t
+	ended := l.streamByQueues()
+	var sum uint64
+	testutil.EventuallyTrue(t, "both ends are listed", func() bool {
+		sum = 0
+		all := l.connections("stack")
+		for _, c := range all {
+			sum += c.BytesSent
+		}
+		return len(all) == 2 && sum > 0
+	})
+	l.forbid()
+	ended()
+	l.must("policy", "delete", "none")
 }
 
 // queues is what `heddle stack` says of the service.
@@ -68,19 +149,25 @@ func (l guestLab) service() (q queues) {
 // testQueuesIperf: what a program sends in small pieces goes by the service.
 func (l guestLab) testQueuesIperf(t *testing.T) {
 	l.T = t
-	ctx, cancel := context.WithTimeout(t.Context(), 4*testutil.WaitTimeout)
-	defer cancel()
-	server := l.in(ctx, "n1/c2", true, "iperf3", "-s", "-1", "-p", "5301")
-	testutil.NoError(t, server.Start())
-	l.listens(":5301")
-	client := l.in(ctx, "n1/c1", true, "iperf3", "-c", l.address("n1/c2"), "-p", "5301", "-l", "4K", "-n", "500M")
-	before := l.queues().SentBytes
-	testutil.NoError(t, client.Start())
-	testutil.NoError(t, client.Wait())
-	testutil.NoError(t, server.Wait())
-	if sent := l.queues().SentBytes - before; sent < 400<<20 {
+	if sent := l.iperf("500M"); sent < 400<<20 {
 		t.Errorf("the service sent %d bytes of 500 MiB", sent)
 	}
+}
+
+// iperf has iperf3 send so much, and gives what of it the service did.
+func (l guestLab) iperf(amount string) (sent uint64) {
+	l.Helper()
+	ctx, cancel := context.WithTimeout(l.Context(), 4*testutil.WaitTimeout)
+	defer cancel()
+	server := l.in(ctx, "n1/c2", true, "iperf3", "-s", "-1", "-p", "5301")
+	testutil.NoError(l, server.Start())
+	l.listens(":5301")
+	client := l.in(ctx, "n1/c1", true, "iperf3", "-c", l.address("n1/c2"), "-p", "5301", "-l", "4K", "-n", amount)
+	before := l.queues().SentBytes
+	testutil.NoError(l, client.Start())
+	testutil.NoError(l, client.Wait())
+	testutil.NoError(l, server.Wait())
+	return l.queues().SentBytes - before
 }
 
 // testStalledService: a send that does not want to wait is not told that there is no room while its

@@ -134,7 +134,7 @@ func (p *Plane) newRegion(ctx context.Context, l *link, e *endpoint, flags uint3
 // answerStream gives a connection of the caller's to the service. The region is one of its
 // endpoint's: who has another process's number can give it no more than its own connections.
 func (p *Plane) answerStream(ctx context.Context, d *trap.Deferred, l *link, e *endpoint, id uint64, number int) error {
-	fd, at, err := guest.Take(p.proc, d.Thread(), number, p.netns, guest.Established, guest.CloseWait)
+	fd, cut, err := p.take(ctx, e, d.Thread(), number)
 	if err != nil {
 		return p.why.socket.Because(err)
 	}
@@ -158,11 +158,34 @@ func (p *Plane) answerStream(ctx context.Context, d *trap.Deferred, l *link, e *
 	p.mu.Lock()
 	known := p.regions[id] == r
 	if known { // or lose looks at what it has been given
-		r.given[got.Stream] = at
+		r.given[got.Stream] = cut
 	}
 	p.mu.Unlock()
 	if !known {
 		return p.why.gone.Because(errEnded)
 	}
 	return d.Return(int(got.Stream))
+}
+
+// take gives a duplicate of a connection of endpoint e's, by the thread's number of it, and what
+// ends that connection.
+func (p *Plane) take(ctx context.Context, e *endpoint, thread uint32, number int) (fd int, cut func(), err error) {
+	fd, at, err := guest.Take(p.proc, thread, number, p.netns, guest.Established, guest.CloseWait)
+	if err == nil {
+		return fd, func() { p.cut(at) }, nil
+	}
+	fd, found, failed := p.proc.Take(thread, number)
+	if !found || failed != nil {
+		return -1, nil, errors.Join(err, failed)
+	}
+	abort, ok, failed := p.cfg.Modules.Connected(ctx, e.ID, fd)
+	if !ok || failed != nil {
+		closeFD(fd)
+		return -1, nil, errors.Join(err, failed)
+	}
+	return fd, func() {
+		ctx, cancel := context.WithTimeout(context.Background(), process.Answers)
+		defer cancel()
+		_ = abort(ctx)
+	}, nil
 }

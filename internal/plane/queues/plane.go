@@ -45,7 +45,16 @@ type Config struct {
 	StateDir, Self string
 	Traps          plane.Traps
 	Sockets        plane.Sockets
+	Modules        Modules
 	Log            *slog.Logger
+}
+
+// Modules is the plane of stack modules, some of whose connections send by queues, too. Any
+// goroutine may call it.
+type Modules interface {
+	// Connected says whether a socket of an endpoint is a connection that a module runs and that
+	// can be sent by. abort ends it by RST.
+	Connected(ctx context.Context, id model.EndpointID, fd int) (abort func(context.Context) error, ok bool, err error)
 }
 
 // Plane is the plane of queues of one node.
@@ -145,7 +154,7 @@ func (p *Plane) of(e model.Endpoint) *endpoint {
 func (p *Plane) SetStack(e model.Endpoint, c stack.Choice) error {
 	p.mu.Lock()
 	known := p.of(e)
-	known.chosen = c.Stack == stack.Kernel && c.Settings.Queues
+	known.chosen = c.Settings.Queues
 	known.profile = ""
 	if known.chosen {
 		known.profile = c.Profile.Name

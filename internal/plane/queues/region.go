@@ -11,7 +11,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"heddle.dev/heddle/internal/plane/guest"
 	"heddle.dev/heddle/internal/plane/queues/protocol"
 )
 
@@ -37,8 +36,8 @@ type region struct {
 	flags  uint32
 	// capacity is that of its rings, in bytes.
 	capacity uint32
-	// given are the connections that have its streams, or had them last.
-	given map[uint32]guest.Connection
+	// given has for each stream what ends the connection that has it, or had it last.
+	given map[uint32]func()
 }
 
 // newID gives a region a number that no earlier agent has given.
@@ -78,7 +77,7 @@ func (l *link) makeRegion(ctx context.Context, of *endpoint, flags, capacity uin
 	}
 	defer closeFD(ends[1])
 	guestEnd = os.NewFile(uintptr(ends[0]), "queues")
-	r := &region{id: newID(), of: of, flags: flags, capacity: capacity, given: map[uint32]guest.Connection{}}
+	r := &region{id: newID(), of: of, flags: flags, capacity: capacity, given: map[uint32]func(){}}
 	ask := protocol.Region{
 		Head: protocol.Head{Type: protocol.TypeRegion, Region: r.id}, Flags: flags,
 		Slots: regionSlots, Streams: regionStreams, Capacity: capacity, Sockets: regionSockets,

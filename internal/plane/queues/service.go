@@ -166,10 +166,10 @@ func (p *Plane) lose() {
 	}
 	p.mu.Unlock()
 	for _, r := range regions {
-		for number, g := range r.given {
+		for number, cut := range r.given {
 			if r.lost(number) {
 				r.end(number)
-				p.cut(g)
+				cut()
 			}
 		}
 		r.giveUp()

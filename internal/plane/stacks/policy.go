@@ -26,10 +26,12 @@ var reasonCut = model.Reason{
 
 // states of a connection as in TCP_INFO.
 const (
-	tcpSynSent  = 2
-	tcpSynRecv  = 3
-	tcpTimeWait = 6
-	tcpClose    = 7
+	tcpEstablished = 1
+	tcpSynSent     = 2
+	tcpSynRecv     = 3
+	tcpTimeWait    = 6
+	tcpClose       = 7
+	tcpCloseWait   = 8
 )
 
 // ApplyPolicy implements plane.Policy: the TCP plane's tables are what decides.

@@ -71,6 +71,7 @@ func TestParseStacksRefuses(t *testing.T) {
 		"keepalive":        {head + "selector: {}\nstack: kernel\nsettings:\n  keepalive: {idle: 1s, interval: 1s}\n", "settings.keepalive.count", 0, "is missing"},
 		"keepalive parts":  {head + "selector: {}\nstack: kernel\nsettings:\n  keepalive: {idle: 1500ms, interval: 1s, count: 1}\n", "settings.keepalive.idle", 7, "whole seconds"},
 		"kernel's memory":  {head + "selector: {}\nstack: kernel\nsettings: {memory: 1048576}\n", "settings.memory", 6, "a stack in user space"},
+		"queues":           {head + "selector: {}\nstack: shared-memory\nsettings: {queues: true}\n", "settings.queues", 6, "neighbours share"},
 		"changeable":       {head + "selector: {}\nstack: kernel\nsettings: {ecn: true}\nchangeable: [ecn]\n", "changeable[0]", 7, "no setting that programs can change"},
 		"changeable unset": {head + "selector: {}\nstack: kernel\nchangeable: [mss]\n", "changeable[0]", 6, "not in settings"},
 		"fallback":         {head + "selector: {}\nstack: kernel\nfallback: host\n", "fallback", 6, "kernel or refuse"},

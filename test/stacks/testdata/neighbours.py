@@ -567,6 +567,8 @@ def names(s):
 
 
 def main():
+    if sys.argv[1] == "scenarios":
+        return print(*[f.__name__ for f in SCENARIOS])
     chosen = [globals()[name] for name in sys.argv[3:]] or SCENARIOS
     server = sys.argv[1] == "server"
     if server:

@@ -48,6 +48,15 @@ impl Context<'_> {
         let added = self.epoll.add(fd, events | EDGE, self.token(what));
         added.map_err(|err| Errno(sockets::errno(&err)))
     }
+
+    /// Asks for room of a given connection, or not to be told of it. The kernel would say so of a
+    /// pair with each byte that its other end takes, whoever wrote that.
+    fn watch_room(&self, fd: BorrowedFd<'_>, yes: bool, index: usize) {
+        let what = SOCKETS + u32::try_from(index).unwrap_or(u32::MAX - SOCKETS);
+        let events = if yes { WRITABLE } else { 0 };
+        // It is in the set since it was given.
+        let _ = self.epoll.modify(fd, events | EDGE, self.token(what));
+    }
 }
 
 #[derive(Debug)]
@@ -313,7 +322,7 @@ impl Region {
         let stream = self.begin(number);
         let generation = stream.generation;
         let index = self.insert(u32::from(number) + 1, false, Kind::Connection(stream));
-        let watched = context.watch(fd.as_fd(), WRITABLE, index);
+        let watched = context.watch(fd.as_fd(), 0, index);
         if let Some(Some(socket)) = self.sockets.get_mut(index) {
             socket.fd = Some(fd);
         }
@@ -413,6 +422,12 @@ impl Region {
                     stream.event(events);
                     let bad = (libc::EPOLLERR | libc::EPOLLHUP).cast_unsigned();
                     let ours = self.flags & QUEUES_CONTROL == 0;
+                    if ours
+                        && events & WRITABLE != 0
+                        && let Some(fd) = &socket.fd
+                    {
+                        context.watch_room(fd.as_fd(), false, index);
+                    }
                     // The kernel has told this side alone of nothing yet: the program's next call
                     // is to hear of it.
                     if ours
@@ -592,7 +607,11 @@ impl Region {
             return Next::Wait;
         };
         let mut moved = Moved::default();
+        let blocked = stream.out_blocked;
         let next = stream.turn(view, fd, &mut moved);
+        if self.flags & QUEUES_CONTROL == 0 && stream.out_blocked && !blocked {
+            context.watch_room(fd.as_fd(), true, index);
+        }
         if moved.sent > 0 {
             stream.progress = context.now;
         }

@@ -35,7 +35,7 @@ pub(super) struct Stream {
     in_produced: u64,
     in_consumed: u64,
     /// The socket takes, or gives, nothing until epoll says so.
-    out_blocked: bool,
+    pub(super) out_blocked: bool,
     in_blocked: bool,
     /// The socket gives nothing more.
     in_over: bool,

@@ -1,0 +1,89 @@
+package stacks
+
+import (
+	"testing"
+
+	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg"
+	"heddle.dev/heddle/internal/plane"
+	"heddle.dev/heddle/internal/plane/stacks/protocol"
+	"heddle.dev/heddle/internal/testutil"
+)
+
+// noted has the same note of every socket.
+type noted struct {
+	plane.StackModules
+	n note
+}
+
+func (k noted) Note(int) ([plane.NoteBytes]byte, bool, error) { return k.n.bytes(), true, nil }
+
+// TestConnected: by queues an endpoint sends on established connections of its own alone, not on
+// those of others, of an earlier container with its number, on listeners, or before there is a
+// connection.
+func TestConnected(t *testing.T) {
+	l, other := linked(t)
+	go func() { _, _, _, _ = l.receive() }()
+	says := make(chan protocol.Info, 1)
+	aborted := make(chan uint64, 1)
+	go func() {
+		for {
+			b := make([]byte, protocol.MessageMax)
+			n, err := other.Read(b)
+			if err != nil {
+				return
+			}
+			h, err := protocol.ParseHead(b[:min(n, 32)])
+			if err != nil {
+				return
+			}
+			if h.Type == protocol.TypeClose {
+				aborted <- h.ID
+				reply(t, other, h)
+				continue
+			}
+			i := <-says
+			i.Head = h
+			i.Head.Type |= protocol.Answer
+			_, _ = other.Write(protocol.Append(nil, &i)) // the answer fails, too
+		}
+	}()
+	tn := newTenant(model.Endpoint{ID: 7}, netcfg.EndpointDevice{}, &module{link: l})
+	p := &Plane{ctx: t.Context(), tenants: map[model.EndpointID]*tenant{7: tn}}
+	own := note{ID: 5, Tenant: tn.number(), Generation: tn.generation(), State: connected}
+	for name, c := range map[string]struct {
+		change      func(*note)
+		endpoint    model.EndpointID
+		kind, state uint32
+		want        bool
+	}{
+		"its own":                  {func(*note) {}, 7, protocol.KindConnection, tcpEstablished, true},
+		"whose peer sends no more": {func(*note) {}, 7, protocol.KindConnection, tcpCloseWait, true},
+		"another's":                {func(n *note) { n.Tenant = 8 }, 7, protocol.KindConnection, tcpEstablished, false},
+		"asked by another":         {func(*note) {}, 8, protocol.KindConnection, tcpEstablished, false},
+		"an earlier container's":   {func(n *note) { n.Generation++ }, 7, protocol.KindConnection, tcpEstablished, false},
+		"only made":                {func(n *note) { n.ID = 0 }, 7, protocol.KindConnection, tcpEstablished, false},
+		"a listener":               {func(*note) {}, 7, protocol.KindListener, tcpEstablished, false},
+		"being connected":          {func(*note) {}, 7, protocol.KindConnection, tcpSynSent, false},
+	} {
+		n := own
+		c.change(&n)
+		p.cfg.StackModules = noted{n: n}
+		select {
+		case <-says: // nobody asked for the one before
+		default:
+		}
+		says <- protocol.Info{Kind: c.kind, State: c.state}
+		abort, ok, err := p.Connected(t.Context(), c.endpoint, 0)
+		testutil.NoError(t, err)
+		if ok != c.want {
+			t.Errorf("%s: %v", name, ok)
+		}
+		if ok {
+			testutil.NoError(t, abort(t.Context()))
+			if id := <-aborted; id != 5 {
+				t.Errorf("%s: connection %d was ended", name, id)
+			}
+		}
+	}
+}

@@ -50,8 +50,8 @@ func TestManyNodes(t *testing.T) {
 				t.Logf("%s: %d bytes, %d of %d nodes", target, w.Body.Len(), said.Answered, said.Nodes)
 			})
 		}
+		wg.Wait()
 	}
-	wg.Wait()
 	took := time.Since(began)
 	all, most := 0, 0
 	for _, path := range []string{"/v1/flows/summary", "/v1/flows", "/v1/status", "/v1/traffic"} {

@@ -51,6 +51,7 @@ endef
 help:
 	@echo "make build   programs into $(BIN)/"
 	@echo "make deb     the Debian package into $(OUT)/deb/, with version $$VERSION or the commit's; reproducible"
+	@echo "make deb-arm64, make image-arm64  those for arm64, on an amd64 machine"
 	@echo "make image   the container image for Kubernetes into $(OUT)/image/, with tag $$VERSION or the commit's"
 	@echo "make attack  the same into $(BIN)/attack/, for the attack suite: these can do without protections. Not for use"
 	@echo "make bench-pool  new connections with the preloaded pool of sockets, into docs/benchmarks/ (root; 4 minutes)"
@@ -62,6 +63,7 @@ help:
 	@echo "make test-lsm  the second lock, on security hooks, and what the verifier of Debian's kernel says of all BPF programs, in emulated machines (root)"
 	@echo "make test-rdma-card  RDMA with a card, emulated, in two emulated machines (root)"
 	@echo "make test-arm64  the BPF programs on Debian's kernel for arm64, in an emulated machine (root)"
+	@echo "make test-arm64-lab  the core scenarios there, with the package for arm64 on Debian's programs for arm64 (root; two hours)"
 	@echo "make test-encrypt  nodes that encrypt what they send each other, on Debian's kernel in an emulated machine (root; 10 minutes)"
 	@echo "make test-underlay-devices  VLANs and bonds between nodes, on Debian's kernel in an emulated machine (root; 10 minutes)"
 	@echo "make test-vm  TCP of an emulated machine without a network device, by queues in shared memory (root; a minute)"
@@ -154,6 +156,18 @@ deb: need-cargo
 	$(call install,$(DEB_PACKAGES))
 	@mkdir -p $(OUT)/deb
 	@GO=$(GO) CARGO=$(CARGO) packaging/build-deb.sh $(OUT)/deb $(PROGRAMS) $(KUBERNETES_PROGRAMS)
+
+# Those for arm64, made on amd64: with compilers, a linker and a C library's headers for it.
+.PHONY: cross-arm64 deb-arm64 image-arm64
+cross-arm64: need-cargo
+	$(call install,$(DEB_PACKAGES) gcc-aarch64-linux-gnu libc6-dev-arm64-cross lld)
+	cd rust && rustup target add aarch64-unknown-linux-gnu
+image-arm64: cross-arm64
+	@mkdir -p $(OUT)/image
+	@ARCH=arm64 GO=$(GO) CARGO=$(CARGO) packaging/build-image.sh $(OUT)/image $(PROGRAMS) $(KUBERNETES_PROGRAMS)
+deb-arm64: cross-arm64
+	@mkdir -p $(OUT)/deb
+	@ARCH=arm64 GO=$(GO) CARGO=$(CARGO) packaging/build-deb.sh $(OUT)/deb $(PROGRAMS) $(KUBERNETES_PROGRAMS)
 
 # docs/howto/install-on-kubernetes.md: a tar file for `ctr images import`, `docker load` or `podman load`.
 image: need-cargo
@@ -349,19 +363,26 @@ machine:
 test-lsm: need-root machine
 	HEDDLE_KERNEL=$$(ls -d $(CURDIR)/$(OUT)/kernel/linux-image-*.deb) $(GO) test ./test/kernels -run 'TestLSM|TestVerifierWork' -count=1 -v -timeout 15m
 
-# The BPF programs on Debian's kernel for arm64: its verifier takes them, and the datapath's tests pass there. Its packages are
-# looked up beside this machine's own, whose architectures stay what they are.
-.PHONY: test-arm64
+# The BPF programs on Debian's kernel for arm64: its verifier takes them, and the datapath's tests pass there.
 ARM64 := $(OUT)/arm64
-test-arm64: need-root machine
+ARM64_MACHINE = HEDDLE_KERNEL=$$(ls -d $(CURDIR)/$(ARM64)/linux-image-*.deb) HEDDLE_BUSYBOX=$$(ls -d $(CURDIR)/$(ARM64)/busybox-static_*.deb)
+.PHONY: arm64 test-arm64 test-arm64-lab
+test-arm64: need-root arm64
+	$(ARM64_MACHINE) $(GO) test ./test/kernels -run TestARM64 -count=1 -v -timeout 70m
+
+# The package for arm64, and in a machine of Debian's packages for arm64 the scenarios of test-kernels with its programs.
+ARM64_PACKAGES := $(LAB_PACKAGES) bash dash coreutils findutils grep sed mawk gzip tar mount kmod libc-bin hostname python3 gcc libc6-dev
+test-arm64-lab: need-root arm64 deb-arm64
+	test/machine/debian.sh $(ARM64) arm64 $(ARM64_PACKAGES)
+	dpkg-deb --fsys-tarfile $$(ls -t $(OUT)/deb/heddle_*_arm64.deb | head -1) | tar -x --keep-directory-symlink -C $(ARM64)/root
+	@mkdir -p $(ARM64)/root/heddle/bin && cp -r test $(ARM64)/root/heddle/
+	@cd $(ARM64)/root && cp usr/bin/heddle* usr/sbin/heddle* usr/lib/cni/heddle-cni usr/lib/heddle/*heddle* usr/lib/heddle/congestion/* heddle/bin/
+	$(ARM64_MACHINE) HEDDLE_ROOT=$(CURDIR)/$(ARM64)/root $(GO) test ./test/kernels -run TestLabARM64 -count=1 -v -timeout 3h
+arm64: machine
 	$(call install,qemu-system-arm)
-	@mkdir -p $(ARM64)/lists/partial $(ARM64)/archives/partial
-	@printf '%s\n' 'APT::Architecture "arm64";' 'APT::Architectures { "arm64"; };' 'APT::Sandbox::User "root";' 'Dir::State "$(CURDIR)/$(ARM64)";' \
-		'Dir::State::status "/dev/null";' 'Dir::Cache "$(CURDIR)/$(ARM64)";' >$(ARM64)/apt.conf
-	@[ -n "$$(ls $(ARM64)/linux-image-*.deb 2>/dev/null)" ] || { export APT_CONFIG=$(CURDIR)/$(ARM64)/apt.conf; apt-get update -qq && cd $(ARM64) && apt-get download -qq busybox-static \
+	test/machine/debian.sh $(ARM64) arm64
+	@[ -n "$$(ls $(ARM64)/linux-image-*.deb 2>/dev/null)" ] || { export APT_CONFIG=$(CURDIR)/$(ARM64)/apt.conf; cd $(ARM64) && apt-get download -qq busybox-static \
 		"$$(apt-cache depends linux-image-arm64 | sed -n 's/.*Depends: \(linux-image-[0-9].*\)/\1/p' | head -1)"; }
-	HEDDLE_KERNEL=$$(ls -d $(CURDIR)/$(ARM64)/linux-image-*.deb) HEDDLE_BUSYBOX=$$(ls -d $(CURDIR)/$(ARM64)/busybox-static_*.deb) \
-		$(GO) test ./test/kernels -run TestARM64 -count=1 -v -timeout 70m
 
 # WireGuard between the nodes of a lab. Some ten minutes.
 .PHONY: test-encrypt
@@ -463,6 +484,7 @@ check: check-packages need-cargo check-bpf
 	clang-format --dry-run -Werror $$(git ls-files "bpf/*.[ch]") internal/bench/baseline/bpf/*.c clib/*/*.c clib/*/*.h
 	$(GO) vet ./...
 	$(GO) vet -tags attack ./cmd/... ./internal/...
+	GOARCH=arm64 CGO_ENABLED=0 $(GO) vet ./cmd/...
 	$(GO) tool staticcheck ./...
 	$(GO) mod verify >/dev/null
 	$(GO) mod tidy -diff

@@ -3,6 +3,7 @@ module heddle.dev/heddle
 go 1.26.3
 
 require (
+	github.com/CycloneDX/cyclonedx-go v0.10.0
 	github.com/cilium/ebpf v0.22.0
 	github.com/containernetworking/cni v1.3.1
 	github.com/google/nftables v0.3.0

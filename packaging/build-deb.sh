@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds the Debian package: build-deb.sh OUT PROGRAM..., as `make deb` calls it. The same commit gives the same bytes:
 # nothing in it is of the machine or the moment. VERSION overrides the version; COMPRESS and LEVEL are dpkg-deb's -Z and -z.
+# ARCH is for which machines it is, as Debian names them: amd64 or arm64. None: for machines like this one.
 set -euo pipefail
 umask 022
 export LC_ALL=C TZ=UTC
@@ -10,8 +11,8 @@ shift
 here=$(cd "$(dirname "$0")" && pwd)
 cd "$here/.."
 go=${GO:-go}
-arch=$(dpkg --print-architecture)
-case $arch in amd64) goarch=amd64 ;; arm64) goarch=arm64 ;; *) echo "no package for $arch" >&2; exit 1 ;; esac
+arch=${ARCH:-$(dpkg --print-architecture)}
+case $arch in amd64 | arm64) goarch=$arch ;; *) echo "no package for $arch: ARCH is amd64 or arm64" >&2; exit 1 ;; esac
 
 # A tag vX.Y.Z is version X.Y.Z, commits after it are X.Y.Z+git..., and before the first tag it is 0~git...: dates sort,
 # and a shallow checkout knows them.
@@ -34,6 +35,7 @@ mkdir -p "$root/DEBIAN" "$out/tools"
 
 # Programs. -trimpath and no VCS stamp: the path and state of the checkout must not show.
 flags=(-trimpath -buildvcs=false -ldflags "-s -w -buildid= -X heddle.dev/heddle/internal/version.release=$VERSION")
+built=()
 for p in "$@"; do
 	case $p in
 	heddled | heddle-kube) dir=usr/sbin ;;
@@ -43,6 +45,7 @@ for p in "$@"; do
 	esac
 	mkdir -p "$root/$dir"
 	CGO_ENABLED=0 GOARCH=$goarch "$go" build "${flags[@]}" -o "$root/$dir/$p" "./cmd/$p"
+	built+=("$root/$dir/$p")
 done
 mkdir -p "$root/usr/lib/heddle"
 GO=$go clib/build.sh guest "$root/usr/lib/heddle/libheddle-guest.so" "$goarch"
@@ -59,18 +62,17 @@ for p in heddle-rdma heddle-stack; do
 done
 rust/build.sh out/rust/deb "$root/usr/bin/heddle-machine" "$goarch" # people type it
 
-# Manual pages and completions, from the programs' own flags.
+# Manual pages and completions, from the flags of the same programs for this machine.
 doc=$root/usr/share/doc/heddle
 man=$root/usr/share/man/man8
 mkdir -p "$man" "$doc" "$root/usr/share/bash-completion/completions" "$root/usr/share/zsh/vendor-completions" \
 	"$root/usr/share/fish/vendor_completions.d"
 for p in heddle heddled heddle-kube; do
-	CGO_ENABLED=0 "$go" build -buildvcs=false -trimpath -tags man -o "$out/tools/$p" "./cmd/$p"
-	"$out/tools/$p" "$man"
-	program=$(ls "$root"/usr/*bin/$p)
-	"$program" completion bash >"$root/usr/share/bash-completion/completions/$p"
-	"$program" completion zsh >"$root/usr/share/zsh/vendor-completions/_$p"
-	"$program" completion fish >"$root/usr/share/fish/vendor_completions.d/$p.fish"
+	for tags in man ''; do CGO_ENABLED=0 "$go" build -buildvcs=false -trimpath -tags "$tags" -o "$out/tools/$p$tags" "./cmd/$p"; done
+	"$out/tools/${p}man" "$man"
+	"$out/tools/$p" completion bash >"$root/usr/share/bash-completion/completions/$p"
+	"$out/tools/$p" completion zsh >"$root/usr/share/zsh/vendor-completions/_$p"
+	"$out/tools/$p" completion fish >"$root/usr/share/fish/vendor_completions.d/$p.fish"
 done
 cp packaging/heddle-runtime.8 "$man/"
 gzip -9n "$man"/*
@@ -83,7 +85,9 @@ cp packaging/copyright "$doc/"
 			[ ! -f "$f" ] || { printf '=== %s %s: %s\n' "$module" "$version" "${f##*/}" && cat "$f"; }
 		done
 	done >"$out/tools/licenses"
-(cd rust && "${CARGO:-cargo}" tree --locked --package heddle-machine --package heddle-rdma --package heddle-stack --edges normal --prefix none --format '{p}') | sort -u |
+(cd rust && "${CARGO:-cargo}" tree --locked --package heddle-machine --package heddle-rdma --package heddle-stack --edges normal \
+	--target "$([ $arch = amd64 ] && echo x86_64 || echo aarch64)-unknown-linux-gnu" --prefix none --format '{p}|{l}') | sort -u >"$out/tools/crates"
+tr '|' ' ' <"$out/tools/crates" |
 	while read -r crate version _; do
 		for f in "${CARGO_HOME:-$HOME/.cargo}"/registry/src/*/"$crate-${version#v}"/{LICENSE,COPYING,NOTICE}*; do
 			[ ! -f "$f" ] || { printf '=== %s %s: %s\n' "$crate" "$version" "${f##*/}" && cat "$f"; }
@@ -91,6 +95,7 @@ cp packaging/copyright "$doc/"
 	done >>"$out/tools/licenses"
 printf '=== uPlot: LICENSE\n' | cat - internal/ui/assets/vendor/LICENSE >>"$out/tools/licenses"
 gzip -9nc "$out/tools/licenses" >"$doc/third-party-licenses.gz"
+"$go" run ./packaging/sbom heddle "$VERSION" "${built[@]}" <"$out/tools/crates" >"$doc/heddle.cdx.json"
 gzip -9nc CHANGELOG.md >"$doc/changelog.gz"
 cp -r README.md docs "$doc/"
 install -D -m 644 packaging/heddled.default "$root/etc/default/heddled"
@@ -101,7 +106,7 @@ install -D -m 644 -t "$doc/kubernetes" packaging/kubernetes/heddle-package.yaml
 printf '%s\n' /etc/default/heddled /etc/default/heddle-kube >"$root/DEBIAN/conffiles"
 
 # Control files. preinst has the layout of this version's maps, for the version before it to judge.
-layout=$("$root/usr/sbin/heddled" abi)
+layout=$("$out/tools/heddled" abi)
 for script in preinst postinst prerm postrm; do
 	while IFS= read -r line; do
 		if [ "$line" = '@LAYOUT@' ]; then printf '%s\n' "$layout"; else printf '%s\n' "$line"; fi
@@ -114,6 +119,8 @@ sed -e "s|@VERSION@|$VERSION|; s|@ARCH@|$arch|; s|@SIZE@|$size|" packaging/debia
 
 find "$root" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
 deb=$out/heddle_${VERSION}_$arch.deb
+cp "$doc/heddle.cdx.json" "${deb%.deb}.cdx.json"
 dpkg-deb --root-owner-group --threads-max=1 "-Z${COMPRESS:-xz}" "-z${LEVEL:-3}" --build "$root" "$deb" >/dev/null
 rm -rf "$root" "$out/tools"
+(cd "$out" && sha256sum heddle_*.deb heddle_*.cdx.json >SHA256SUMS)
 echo "$deb"

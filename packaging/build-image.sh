@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the container image: build-image.sh OUT PROGRAM..., as `make image` calls it. It needs no engine: the result is a tar
 # file in OCI's and in Docker's form, for `ctr images import`, `docker load` and `podman load`. The same commit gives the same
-# bytes. VERSION overrides the version, IMAGE the name before its colon.
+# bytes. VERSION overrides the version, IMAGE the name before its colon; ARCH is amd64 or arm64, or this machine's.
 set -euo pipefail
 umask 022
 export LC_ALL=C TZ=UTC
@@ -11,7 +11,7 @@ shift
 here=$(cd "$(dirname "$0")" && pwd)
 cd "$here/.."
 go=${GO:-go}
-goarch=$("$go" env GOARCH)
+goarch=${ARCH:-$("$go" env GOARCH)}
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 if [ -z "${VERSION:-}" ]; then
 	VERSION=$(git describe --tags --exact-match --match 'v[0-9]*' 2>/dev/null | sed 's/^v//') || true
@@ -24,7 +24,7 @@ work=$out/work
 rm -rf "$work"
 mkdir -p "$work/root/opt/heddle/bin" "$work/image/blobs/sha256"
 for p in "$@"; do
-	CGO_ENABLED=0 "$go" build -trimpath -buildvcs=false -ldflags "-s -w -buildid= -X heddle.dev/heddle/internal/version.release=$VERSION" \
+	CGO_ENABLED=0 GOARCH=$goarch "$go" build -trimpath -buildvcs=false -ldflags "-s -w -buildid= -X heddle.dev/heddle/internal/version.release=$VERSION" \
 		-o "$work/root/opt/heddle/bin/$p" "./cmd/$p"
 done
 for l in guest pool verbs; do
@@ -65,5 +65,6 @@ printf '[{"Config":"blobs/sha256/%s","RepoTags":["%s"],"Layers":["blobs/sha256/%
 file=$out/heddle-image-$VERSION-$goarch.tar
 pack "$work/image" blobs index.json manifest.json oci-layout >"$file"
 rm -rf "$work"
+(cd "$out" && sha256sum heddle-image-*.tar >SHA256SUMS)
 echo "$ref"
 echo "$file"

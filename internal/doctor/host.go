@@ -27,6 +27,9 @@ var (
 // version is a major and a minor number.
 type version [2]int
 
+// LeastKernel is the oldest kernel on which an agent may run; probes say of each whether it does.
+func LeastKernel() string { return minKernel.String() }
+
 // parseVersion reads the beginning of s, such as "6.1.0-28-amd64".
 func parseVersion(s string) (version, error) {
 	var v version

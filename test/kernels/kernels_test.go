@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -29,48 +30,89 @@ var core = []struct{ theme, tests string }{
 // starts.
 const coreTimeout = 90 * time.Minute
 
+// place is where a machine has what the scenarios need.
+type place struct {
+	root string // the machine's files, a folder of this one
+	tree string // of the repository, in the machine
+	// bin has the programs, and scenarios the compiled tests; both in the machine.
+	bin, scenarios string
+}
+
+// own is a machine that has this one's files.
+func own(t *testing.T) place {
+	t.Helper()
+	tree, err := filepath.Abs("../..")
+	testutil.NoError(t, err)
+	// Not in a temporary folder: machines have one of their own.
+	return place{root: "/", tree: tree, bin: filepath.Join(tree, "bin"), scenarios: filepath.Join(tree, "out/kernels")}
+}
+
 // TestKernels runs the core scenarios on each kernel of HEDDLE_KERNELS, package files apart by
-// spaces, with the programs of HEDDLE_BIN.
+// spaces, with the programs of bin/.
 func TestKernels(t *testing.T) {
 	kernels := strings.Fields(os.Getenv("HEDDLE_KERNELS"))
 	if len(kernels) == 0 {
 		t.Skip("HEDDLE_KERNELS does not name kernels' packages: make test-kernels gets them")
 	}
-	root, err := filepath.Abs("../..")
-	testutil.NoError(t, err)
-	// Not in a temporary folder: machines have one of their own.
-	programs := filepath.Join(root, "out/kernels")
-	for _, scenario := range core {
-		build := exec.Command("go", "test", "-c", "-o", filepath.Join(programs, scenario.theme+".test"), "heddle.dev/heddle/test/"+scenario.theme)
-		if said, err := build.CombinedOutput(); err != nil {
-			t.Fatalf("build the scenarios: %v: %s", err, said)
-		}
-	}
+	at := own(t)
+	at.compile(t, runtime.GOARCH)
 	for _, kernel := range kernels {
 		t.Run(strings.TrimSuffix(filepath.Base(kernel), ".deb"), func(t *testing.T) {
-			built, err := machine.Image{Kernel: kernel, Root: true}.Build(t.TempDir())
-			testutil.NoError(t, err)
-			ctx, cancel := context.WithTimeout(t.Context(), coreTimeout)
-			defer cancel()
-			code, err := built.Run(ctx, coreScript(root, programs), machine.Options{
-				Megabytes: 6144, Processors: 2, Console: machine.Lines(func(line string) { t.Log(line) }),
-			})
-			testutil.NoError(t, err)
-			if code != 0 {
-				t.Errorf("%d themes failed", code)
-			}
+			at.run(t, machine.Image{Kernel: kernel, Root: at.root})
 		})
 	}
 }
 
-// coreScript runs the scenarios one after the other; its exit code is how many themes failed.
-func coreScript(root, programs string) string {
+// TestLabARM64 runs them on an arm64 kernel, with the programs of the package for arm64, in a
+// machine that has the files of HEDDLE_ROOT: those of Debian's packages, with the package's own, and
+// the repository's test/ in the folder heddle.
+func TestLabARM64(t *testing.T) {
+	kernel, busybox, root := os.Getenv("HEDDLE_KERNEL"), os.Getenv("HEDDLE_BUSYBOX"), os.Getenv("HEDDLE_ROOT")
+	if kernel == "" || busybox == "" || root == "" {
+		t.Skip("HEDDLE_KERNEL, HEDDLE_BUSYBOX and HEDDLE_ROOT do not name what is of arm64: make test-arm64-lab gets it")
+	}
+	at := place{root: root, tree: "/heddle", bin: "/heddle/bin", scenarios: "/heddle/scenarios"}
+	at.compile(t, "arm64")
+	at.run(t, machine.Image{Kernel: kernel, BusyBox: busybox, Root: root})
+}
+
+// compile makes the scenarios for machines of an architecture, as Go names it.
+func (p place) compile(t *testing.T, arch string) {
+	t.Helper()
+	for _, scenario := range core {
+		to := filepath.Join(p.root, p.scenarios, scenario.theme+".test")
+		build := exec.Command("go", "test", "-c", "-o", to, "heddle.dev/heddle/test/"+scenario.theme)
+		build.Env = append(os.Environ(), "GOARCH="+arch, "CGO_ENABLED=0")
+		if said, err := build.CombinedOutput(); err != nil {
+			t.Fatalf("build the scenarios: %v: %s", err, said)
+		}
+	}
+}
+
+// run boots a machine, and runs the scenarios one after the other.
+func (p place) run(t *testing.T, image machine.Image) {
+	t.Helper()
+	built, err := image.Build(t.TempDir())
+	testutil.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), coreTimeout)
+	defer cancel()
+	code, err := built.Run(ctx, p.script(), machine.Options{
+		Megabytes: 6144, Processors: 2, Console: machine.Lines(func(line string) { t.Log(line) }),
+	})
+	testutil.NoError(t, err)
+	if code != 0 {
+		t.Errorf("%d themes failed", code)
+	}
+}
+
+// script runs the scenarios; its exit code is how many themes failed.
+func (p place) script() string {
 	var s strings.Builder
-	fmt.Fprintf(&s, "export %s=20 HEDDLE_BIN=%s/bin PATH=%s/bin:$PATH\nmodprobe tun\nfailed=0\n", patience.Variable, root, root)
+	fmt.Fprintf(&s, "export %s=20 HEDDLE_BIN=%s PATH=%s:$PATH\nmodprobe tun\nfailed=0\n", patience.Variable, p.bin, p.bin)
 	s.WriteString("echo kernel $(uname -rm)\nheddle doctor | sed -n '/^STATUS/,/^$/p'\n")
 	for _, scenario := range core {
 		fmt.Fprintf(&s, "cd %s/test/%s && %s/%s.test -test.v -test.timeout 60m -test.run '^(%s)$' || failed=$((failed+1))\n",
-			root, scenario.theme, programs, scenario.theme, scenario.tests)
+			p.tree, scenario.theme, p.scenarios, scenario.theme, scenario.tests)
 	}
 	s.WriteString("exit $failed\n")
 	return s.String()

@@ -63,6 +63,30 @@ func replaceIn(t testing.TB, path, from, to string) {
 	testutil.NoError(t, os.WriteFile(path, []byte(strings.ReplaceAll(string(raw), from, to)), st.Mode()))
 }
 
+// checkBeside looks at what is made with a package: sums that are right, and a bill of materials
+// that has parts in Go and Rust, and is in the package, too.
+func checkBeside(t testing.TB, built string) {
+	t.Helper()
+	sums := exec.Command("sha256sum", "--check", "--strict", "SHA256SUMS")
+	sums.Dir = filepath.Dir(built)
+	out, err := sums.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), filepath.Base(built)+": OK") {
+		t.Errorf("SHA256SUMS: %v: %s", err, out)
+	}
+	bom, err := os.ReadFile(strings.TrimSuffix(built, ".deb") + ".cdx.json")
+	testutil.NoError(t, err)
+	for _, part := range []string{"pkg:golang/gvisor.dev/gvisor@", "pkg:cargo/smoltcp@", firstVersion} {
+		if !strings.Contains(string(bom), part) {
+			t.Errorf("the bill of materials does not have %s", part)
+		}
+	}
+	list, err := exec.Command("dpkg-deb", "--contents", built).Output()
+	testutil.NoError(t, err)
+	if !strings.Contains(string(list), "/usr/share/doc/heddle/heddle.cdx.json") {
+		t.Errorf("the package does not have it:\n%s", list)
+	}
+}
+
 // packages makes the three packages of TestDebianPackage: first.deb, other.deb, of another version,
 // and foreign.deb, a version whose maps have another layout.
 func (m *machine) packages() {
@@ -70,6 +94,7 @@ func (m *machine) packages() {
 	t.Helper()
 	at := func(name string) string { return filepath.Join(m.share, name) }
 	built := buildPackage(t, t.TempDir())
+	checkBeside(t, built)
 	testutil.NoError(t, exec.Command("cp", built, at("first.deb")).Run())
 	changedPackage(t, built, at("other.deb"), func(root string) {
 		for _, f := range []string{"usr/sbin/heddled", "usr/bin/heddle", "DEBIAN/control"} {

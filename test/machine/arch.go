@@ -44,7 +44,7 @@ func (i Image) arch() (arch, error) {
 		if a.name != name {
 			continue
 		}
-		if !a.own() && (i.Root || len(i.Programs) > 0 || i.BusyBox == "") {
+		if !a.own() && (i.Root == "/" || len(i.Programs) > 0 || i.BusyBox == "") {
 			return arch{}, fmt.Errorf("a machine of %s has none of this machine's programs, and wants BusyBox of its own", name)
 		}
 		return a, nil

@@ -23,7 +23,7 @@ import (
 // Image says what a machine has.
 type Image struct {
 	// Kernel is a package's file, linux-image-*.deb, with modules. Its architecture is the
-	// machine's: amd64, or arm64, which has Files only, and the BusyBox of a package.
+	// machine's: amd64, or arm64, which has the BusyBox of a package, and Files or a Root of its own.
 	Kernel string
 	// BusyBox is the package busybox-static of the machine's architecture. Empty: this machine's
 	// own.
@@ -35,9 +35,10 @@ type Image struct {
 	// there, too; a program that is named here is found before an applet of its name. Scripts are
 	// run by dash.
 	Programs []string
-	// Root gives the machine all files of this one, read only: what it writes is in its own memory,
-	// and /tmp, /run and /var/lib are empty. Programs and Files are not needed then.
-	Root bool
+	// Root is a folder whose files the machine has, read only, which is / for all files of this one:
+	// what it writes is in its own memory, and /tmp, /run and /var/lib are empty. Programs and Files
+	// are not needed then. Empty: it has those only.
+	Root string
 	// Files are files or folders of this machine by their paths in the emulated one. The libraries
 	// that a file needs are there, too.
 	Files map[string]string
@@ -47,7 +48,7 @@ type Image struct {
 type Built struct {
 	kernel, initramfs string
 	arch              arch
-	modules           string // those of the kernel, for a machine with Root
+	root, modules     string // of a machine with Root: that, and the modules of its kernel
 }
 
 // Build makes the image in dir.
@@ -74,8 +75,8 @@ func (i Image) Build(dir string) (Built, error) {
 		}
 	}
 	built := Built{kernel: filepath.Join(dir, "vmlinux"), initramfs: filepath.Join(dir, "initramfs"), arch: kind}
-	if i.Root {
-		built.modules = filepath.Join(dir, "kernel/lib/modules")
+	if i.Root != "" {
+		built.root, built.modules = i.Root, filepath.Join(dir, "kernel/lib/modules")
 	}
 	return built, nil
 }
@@ -114,7 +115,7 @@ func (i Image) addKernel(dir, root string) error {
 		return err
 	}
 	modules := i.Modules
-	if i.Root {
+	if i.Root != "" {
 		modules = append([]string{"virtio_pci", "9pnet_virtio", "9p", "overlay"}, modules...)
 	}
 	return addModules(tree, version, root, modules)
@@ -266,7 +267,7 @@ func (i Image) addPrograms(dir, root string) error {
 		}
 	}
 	begin := initScript
-	if i.Root {
+	if i.Root != "" {
 		begin = rootScript
 	}
 	scripts := strings.NewReplacer("@SHELL@", kind.shell, "@END@", kind.end)

@@ -59,8 +59,8 @@ func (b Built) Run(ctx context.Context, script string, o Options) (code int, err
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-kernel", b.kernel, "-initrd", initramfs, "-append", b.arch.console + " " + kernelArguments + " " + o.Arguments}
 	arguments = append(arguments, b.arch.machine(end)...)
-	if b.modules != "" {
-		for tag, path := range map[string]string{"root": "/", "modules": b.modules} {
+	if b.root != "" {
+		for tag, path := range map[string]string{"root": b.root, "modules": b.modules} {
 			arguments = append(arguments, "-virtfs", fmt.Sprintf("local,path=%s,mount_tag=%s,security_model=none,readonly=on,multidevs=remap", path, tag))
 		}
 	}

@@ -142,7 +142,7 @@ func TestMachine(t *testing.T) {
 	root, err := filepath.Abs("../..")
 	testutil.NoError(t, err)
 	bin := filepath.Dir(lab.Bin)
-	built, err := machine.Image{Kernel: kernel, Root: true}.Build(t.TempDir())
+	built, err := machine.Image{Kernel: kernel, Root: "/"}.Build(t.TempDir())
 	testutil.NoError(t, err)
 
 	program := filepath.Join(root, "clib/testdata/machine.py")

@@ -200,7 +200,9 @@ func (m *member) accept(c *fleetState) {
 		fd, err := rawAccept(m.listener)
 		switch {
 		case err == unix.EAGAIN:
-			_, _, _ = unix.RawSyscall(unix.SYS_POLL, uintptr(unsafe.Pointer(&poll)), 1, acceptPoll)
+			// poll() is no system call of arm64. The kernel writes into timeout what is left of it.
+			timeout := unix.NsecToTimespec(int64(acceptPoll * time.Millisecond))
+			_, _, _ = unix.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(&poll)), 1, uintptr(unsafe.Pointer(&timeout)), 0, 0, 0)
 		case err == unix.EMFILE || err == unix.ENFILE || err == unix.ENOMEM:
 			c.refused.Store(&err)
 			time.Sleep(acceptPoll * time.Millisecond)

@@ -18,7 +18,8 @@ fn unix_address(path: &Path) -> io::Result<(libc::sockaddr_un, libc::socklen_t)>
         return Err(io::Error::from(io::ErrorKind::InvalidInput));
     }
     for (to, from) in address.sun_path.iter_mut().zip(bytes) {
-        *to = from.cast_signed();
+        // Signed on amd64, not on arm64.
+        *to = libc::c_char::from_ne_bytes([*from]);
     }
     let size = libc::socklen_t::try_from(size_of::<libc::sockaddr_un>()).unwrap_or(0);
     Ok((address, size))

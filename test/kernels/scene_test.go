@@ -46,7 +46,7 @@ func (s scene) run(t *testing.T) {
 	if said, err := exec.Command("go", "test", "-c", "-o", program, "heddle.dev/heddle/test/"+s.theme).CombinedOutput(); err != nil {
 		t.Fatalf("build the scene: %v: %s", err, said)
 	}
-	built, err := machine.Image{Kernel: kernel, Root: true}.Build(t.TempDir())
+	built, err := machine.Image{Kernel: kernel, Root: "/"}.Build(t.TempDir())
 	testutil.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), sceneTimeout)
 	defer cancel()

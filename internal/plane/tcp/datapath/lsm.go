@@ -13,8 +13,8 @@ import (
 )
 
 // ErrNoLSM is why there is no second check, on LSM hooks, of what containers do with sockets of the
-// node: the kernel loads no programs for them, or never calls them. The first check holds without
-// it.
+// node: the kernel loads no programs for them, attaches none (arm64 before Linux 6.4), or never
+// calls them. The first check holds without it.
 var ErrNoLSM = errors.New("no BPF programs on security hooks")
 
 // lsmHooks are the programs of bpf/lsm.bpf.c, by the names of their pins, which are older than
@@ -75,15 +75,26 @@ func (d *Datapath) attachLSM() error {
 	}
 	defer func() { _ = objs.Close() }() // the links hold the programs
 	for name, prog := range lsmHooks(objs) {
-		if err := d.attachLSMHook(name, prog); err != nil {
+		if err := d.attachLSMHook(name, prog); errors.Is(err, ErrNoLSM) {
+			return nil
+		} else if err != nil {
 			return fmt.Errorf("attach %s: %w", name, err)
 		}
 	}
 	return nil
 }
 
-func (d *Datapath) attachLSMHook(name string, prog *ebpf.Program) error {
+// attachToLSM attaches a program. ErrNoLSM if the kernel does not do that on its architecture.
+func attachToLSM(prog *ebpf.Program) (link.Link, error) {
 	l, err := link.AttachLSM(link.LSMOptions{Program: prog})
+	if errors.Is(err, link.ErrNotSupported) {
+		return nil, fmt.Errorf("%w: %w", ErrNoLSM, err)
+	}
+	return l, err
+}
+
+func (d *Datapath) attachLSMHook(name string, prog *ebpf.Program) error {
+	l, err := attachToLSM(prog)
 	if err != nil {
 		return err
 	}
@@ -98,7 +109,7 @@ func (d *Datapath) attachLSMHook(name string, prog *ebpf.Program) error {
 	return nil
 }
 
-// probeLSM loads the LSM hooks as an agent would.
+// probeLSM loads and attaches the LSM hooks as an agent would; they have no socket to look at.
 func probeLSM() error {
 	tags, err := ebpf.NewMap(tagMapSpec())
 	if err != nil {
@@ -109,7 +120,15 @@ func probeLSM() error {
 	if err != nil {
 		return err
 	}
-	return objs.Close()
+	defer func() { _ = objs.Close() }()
+	for _, prog := range lsmHooks(objs) {
+		l, err := attachToLSM(prog)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = l.Close() }()
+	}
+	return nil
 }
 
 // tagMapSpec is tag_by_sock alone.

@@ -30,10 +30,6 @@ func newRootCmd() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-<<<<<<< HEAD
-	root.AddCommand(newStatusCmd(), newEndpointsCmd(), newNodesCmd(), newEncryptionCmd(), newConnectionsCmd(), newObserveCmd(), newTopCmd(), newTraceCmd(), newPingCmd(), newUICmd(), newRDMACmd(), newLimitCmd(), newPolicyCmd(), newStackCmd(), newCaptureCmd(), newDoctorCmd(), newLabCmd(), newBenchCmd(), newDemoCmd(), newPauseCmd(), newUninstallCmd(), newMigrateCmd())
-=======
-	root.AddCommand(newStatusCmd(), newEndpointsCmd(), newNodesCmd(), newEncryptionCmd(), newConnectionsCmd(), newObserveCmd(), newTopCmd(), newTraceCmd(), newUICmd(), newRDMACmd(), newLimitCmd(), newPolicyCmd(), newStackCmd(), newCaptureCmd(), newDoctorCmd(), newLabCmd(), newBenchCmd(), newDemoCmd(), newPauseCmd(), newUninstallCmd(), newMigrateCmd(), newVersionCmd())
->>>>>>> bd85d161 (Packages for arm64, made on amd64; sums and a bill of materials beside a package; heddle version; the lab of test-kernels on arm64, whose root is of Debian's packages)
+	root.AddCommand(newStatusCmd(), newEndpointsCmd(), newNodesCmd(), newEncryptionCmd(), newConnectionsCmd(), newObserveCmd(), newTopCmd(), newTraceCmd(), newPingCmd(), newUICmd(), newRDMACmd(), newLimitCmd(), newPolicyCmd(), newStackCmd(), newCaptureCmd(), newDoctorCmd(), newLabCmd(), newBenchCmd(), newDemoCmd(), newPauseCmd(), newUninstallCmd(), newMigrateCmd(), newVersionCmd())
 	return root
 }

@@ -23,7 +23,8 @@ import (
 // Image says what a machine has.
 type Image struct {
 	// Kernel is a package's file, linux-image-*.deb, with modules. Its architecture is the
-	// machine's: amd64, or arm64, which has the BusyBox of a package, and Files or a Root of its own.
+	// machine's: amd64, or arm64, which has the BusyBox of a package, and Files or a Root of its
+	// own.
 	Kernel string
 	// BusyBox is the package busybox-static of the machine's architecture. Empty: this machine's
 	// own.
@@ -35,9 +36,9 @@ type Image struct {
 	// there, too; a program that is named here is found before an applet of its name. Scripts are
 	// run by dash.
 	Programs []string
-	// Root is a folder whose files the machine has, read only, which is / for all files of this one:
-	// what it writes is in its own memory, and /tmp, /run and /var/lib are empty. Programs and Files
-	// are not needed then. Empty: it has those only.
+	// Root is a folder whose files the machine has, read only, which is / for all files of this
+	// one: what it writes is in its own memory, and /tmp, /run and /var/lib are empty. Programs and
+	// Files are not needed then. Empty: it has those only.
 	Root string
 	// Files are files or folders of this machine by their paths in the emulated one. The libraries
 	// that a file needs are there, too.

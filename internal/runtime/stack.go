@@ -20,8 +20,10 @@ const (
 
 // Options of SOL_SOCKET that a socket pair has not, or has otherwise than TCP.
 var (
-	stackSetOptions = []uint64{9 /* SO_KEEPALIVE */, 13 /* SO_LINGER */, 15 /* SO_REUSEPORT */}
-	stackGetOptions = append([]uint64{4 /* SO_ERROR */, 30 /* SO_ACCEPTCONN */, 38 /* SO_PROTOCOL */, 39 /* SO_DOMAIN */}, stackSetOptions...)
+	stackBothOptions = []uint64{9 /* SO_KEEPALIVE */, 13 /* SO_LINGER */, 15 /* SO_REUSEPORT */}
+	// A pair has to have a least send buffer.
+	stackSetOptions = append([]uint64{7 /* SO_SNDBUF */}, stackBothOptions...)
+	stackGetOptions = append([]uint64{4 /* SO_ERROR */, 30 /* SO_ACCEPTCONN */, 38 /* SO_PROTOCOL */, 39 /* SO_DOMAIN */}, stackBothOptions...)
 )
 
 // stackTraps are the calls of a socket whose TCP a module may run (package plane/stacks), beside

@@ -150,7 +150,7 @@ func TestMalformedRequests(t *testing.T) {
 		{"PUT", "/v1/endpoints", "{}", ""},
 		{"DELETE", "/v1/status", "", ""},
 		{"BREW", "/v1/status", "", ""},
-		{"GET", "/v1/status?x=1", "", ""},
+		{"GET", "/v1/status?x=1", "", "query"},
 		{"GET", "/v1/connections?endpoint=n1%2Fc1&endpoint=n1%2Fc2", "", "endpoint"},
 		{"GET", "/v1/connections?endpoint=%00", "", "endpoint"},
 		{"GET", "/v1/connections?endpoint=none", "", ""},

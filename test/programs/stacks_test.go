@@ -169,11 +169,12 @@ http { access_log off; server { listen %s; root %s; } }
 func TestStacks(t *testing.T) {
 	lab.NeedPrograms(t, "stacks", "nginx", "redis-server", "redis-cli", "iperf3", "curl", "python3")
 	withEachStack(t, func(t *testing.T, l stacksLab) {
-		copyPrograms(t, l.dir, "stack_names.py", "stack_echo.py", "stack_end.py", "stack_signals.py")
+		copyPrograms(t, l.dir, "stack_names.py", "stack_buffers.py", "stack_echo.py", "stack_end.py", "stack_signals.py")
 		t.Run("nginx and curl", l.testWeb)
 		t.Run("redis", l.testRedis)
 		t.Run("iperf3", l.testIperf)
 		t.Run("names", l.testNames)
+		t.Run("buffers", l.testBuffers)
 		t.Run("signals", l.testSignals)
 		t.Run("capture", l.testCapture)
 		t.Run("go", l.testGo)
@@ -254,6 +255,16 @@ func (l stacksLab) testNames(t *testing.T) {
 	got := strings.TrimSpace(l.must("n1/c1", "python3", filepath.Join(l.dir, "stack_end.py"), l.address("n2/c1"), "9001"))
 	if want := "EINVAL EINVAL ECONNREFUSED EAGAIN EAGAIN x"; got != want {
 		t.Errorf("a program that looks for the other end of its pair: %s, want %s", got, want)
+	}
+}
+
+// testBuffers has a program write more than buffers hold, whatever it has asked for as its send
+// buffer: a writer that waits for room is woken, although the module leaves a byte in the pair.
+func (l stacksLab) testBuffers(t *testing.T) {
+	l = l.with(t)
+	got := l.must("n1/c1", "python3", filepath.Join(l.dir, "stack_buffers.py"), l.address("n1/c1"))
+	if lines := strings.Split(strings.TrimSpace(got), "\n"); len(lines) != 16 || strings.Contains(got, "HANGS") {
+		t.Errorf("of 16 ways to send 3 MB:\n%s", got)
 	}
 }
 

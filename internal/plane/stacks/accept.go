@@ -235,7 +235,11 @@ func (p *Plane) accepted(l *link, all arrivals, message []byte, fd int) error {
 		ID: m.Head.ID, Tenant: t.number(), Generation: t.generation(), State: connected, Family: of.Family, Flags: of.Flags | told,
 		Local: m.Local, Remote: m.Remote, Set: of.Set, Options: of.Options, Listener: m.Listener,
 	}
-	if err := p.cfg.StackModules.SetNote(fd, n.bytes()); err != nil {
+	err = leastSendBuffer(fd)
+	if err == nil {
+		err = p.cfg.StackModules.SetNote(fd, n.bytes())
+	}
+	if err != nil {
 		closeFD(fd)
 		p.cfg.Log.Error("a connection is lost", "endpoint", t.Name, "err", err)
 		return nil

@@ -24,7 +24,7 @@ const (
 	outcomeIsNear = time.Second
 )
 
-var zeroes [fillBytes]byte
+var zeroes [mostSendBuffer/4 + 4096]byte
 
 // connect connects the socket. A program that waits is answered when that is done; of one that does
 // not, the socket becomes writable then.
@@ -145,7 +145,11 @@ func (c *call) begin() (b begun, err error) {
 	}
 	b.outgoing, b.wait, b.skip = &outgoing{done: make(chan struct{})}, !c.nonblocking(), 1
 	if !b.wait {
-		b.skip = fillBytes
+		if b.skip, err = fillBytes(c.fd); err != nil {
+			c.unbegin(b.other)
+			return b, err
+		}
+		b.skip = min(b.skip, len(zeroes))
 	}
 	if b.skip, err = unix.SendmsgN(c.fd, zeroes[:b.skip], nil, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL); err != nil || b.skip == 0 {
 		c.unbegin(b.other)

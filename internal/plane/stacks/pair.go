@@ -22,13 +22,21 @@ type pair struct {
 const (
 	// readyPairs are made ahead of need.
 	readyPairs = 16
-	// sendBuffer is the program's in bytes: what it may write before the module reads.
-	sendBuffer = 256 << 10
-	// fillBytes is how much unread data keeps a program's end from being writable: unix_writable()
-	// of the kernel asks that four times what is charged fits the send buffer. A page of them is
-	// charged as a page, so that this many are charged more.
-	fillBytes = sendBuffer/4 + 4096
+	// sendBuffer is the program's in bytes: what it may write before the module reads. A writer that
+	// waits is woken when four times what is charged fits it (unix_writable() of the kernel). The
+	// module leaves a byte, for which all is charged that the kernel put into one buffer with it:
+	// 64 KiB and its own size, by sendfile(). With less a program would wait for ever.
+	sendBuffer = 320 << 10
+	// mostSendBuffer is what a program may have of it.
+	mostSendBuffer = 2 << 20
 )
+
+// fillBytes is how much unread data keeps a program's end from being writable. A page of them is
+// charged as a page, so that this many are charged more than a quarter of the send buffer.
+func fillBytes(program int) (int, error) {
+	buffer, err := unix.GetsockoptInt(program, unix.SOL_SOCKET, unix.SO_SNDBUF)
+	return buffer/4 + 4096, err
+}
 
 // pairs makes programs' ends ahead of need, in a network namespace of their own: a name that a
 // program gives its end by a call that is not trapped is nobody's there.
@@ -91,6 +99,25 @@ func setSendBuffer(fd int) error {
 		return fmt.Errorf("set SO_SNDBUF: %w", err)
 	}
 	return nil
+}
+
+// setSendBufferTo gives a program what it asks for by SO_SNDBUF, within the node's wmem_max, but
+// never less than sendBuffer.
+func setSendBufferTo(fd int, value int32) error {
+	value = max(sendBuffer/2, min(value, mostSendBuffer/2))
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, int(value)); err != nil {
+		return err
+	}
+	return leastSendBuffer(fd)
+}
+
+// leastSendBuffer gives a program's end that a module made, or with a small wmem_max, what it needs.
+func leastSendBuffer(fd int) error {
+	got, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF)
+	if err != nil || got >= sendBuffer {
+		return err
+	}
+	return setSendBuffer(fd)
 }
 
 // ends makes the other ends of a tenant's sockets: a listener to which the agent connects programs'

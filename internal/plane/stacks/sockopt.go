@@ -65,6 +65,8 @@ func (c *call) setOption(level, name int, value []byte) error {
 		return flag(reusePort)
 	case level == unix.SOL_IPV6 && name == unix.IPV6_V6ONLY && c.n.Family == unix.AF_INET6:
 		return flag(v6Only)
+	case level == unix.SOL_SOCKET && name == unix.SO_SNDBUF:
+		return setSendBufferTo(c.fd, number)
 	}
 	place, known := optionAt(level, name)
 	if !known || level == unix.SOL_IPV6 && c.n.Family != unix.AF_INET6 {

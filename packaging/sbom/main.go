@@ -79,7 +79,11 @@ func used(module *debug.Module) *debug.Module {
 func addCrates(parts map[string]cdx.Component, list io.Reader) error {
 	lines := bufio.NewScanner(list)
 	crates := 0
-	for ; lines.Scan(); crates++ {
+	for lines.Scan() {
+		if lines.Text() == "" { // between the trees of two packages
+			continue
+		}
+		crates++
 		crate, license, found := strings.Cut(lines.Text(), "|")
 		words := strings.Fields(crate) // NAME vVERSION, and in parentheses where it is or what for
 		if !found || len(words) < 2 || !strings.HasPrefix(words[1], "v") {

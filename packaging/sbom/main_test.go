@@ -15,7 +15,7 @@ import (
 const uPlotSum = "5dd9b3281aa64b461b42d9945f6adb2649d346502b12281a9ae0d46599a80eba"
 
 // crates are lines as cargo prints them.
-const crates = "heddle-rdma v0.1.0 (/src/rust/heddle-rdma)|\nlibc v0.2.191|MIT OR Apache-2.0\nbitflags v2.10.0 (proc-macro)|MIT OR Apache-2.0\nlibc v0.2.191|MIT OR Apache-2.0\n"
+const crates = "heddle-rdma v0.1.0 (/src/rust/heddle-rdma)|\nlibc v0.2.191|MIT OR Apache-2.0\n\nbitflags v2.10.0 (proc-macro)|MIT OR Apache-2.0\nlibc v0.2.191|MIT OR Apache-2.0\n"
 
 func TestSBOM(t *testing.T) {
 	self, err := os.Executable()

@@ -22,10 +22,10 @@ type pair struct {
 const (
 	// readyPairs are made ahead of need.
 	readyPairs = 16
-	// sendBuffer is the program's in bytes: what it may write before the module reads. A writer that
-	// waits is woken when four times what is charged fits it (unix_writable() of the kernel). The
-	// module leaves a byte, for which all is charged that the kernel put into one buffer with it:
-	// 64 KiB and its own size, by sendfile(). With less a program would wait for ever.
+	// sendBuffer is the program's in bytes: what it may write before the module reads. A writer
+	// that waits is woken when four times what is charged fits it (unix_writable() of the kernel).
+	// The module leaves a byte, for which all is charged that the kernel put into one buffer with
+	// it: 64 KiB and its own size, by sendfile(). With less a program would wait for ever.
 	sendBuffer = 320 << 10
 	// mostSendBuffer is what a program may have of it.
 	mostSendBuffer = 2 << 20
@@ -111,7 +111,8 @@ func setSendBufferTo(fd int, value int32) error {
 	return leastSendBuffer(fd)
 }
 
-// leastSendBuffer gives a program's end that a module made, or with a small wmem_max, what it needs.
+// leastSendBuffer gives a program's end what it needs: one that a module made, or with a small
+// wmem_max.
 func leastSendBuffer(fd int) error {
 	got, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF)
 	if err != nil || got >= sendBuffer {

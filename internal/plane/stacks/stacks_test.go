@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -105,14 +106,27 @@ func joined(t *testing.T) (program, other int) {
 // TestPair: the program's end is not writable once it is filled, and whoever has the other end makes
 // it so; if that is closed then, the program has ECONNRESET.
 func TestPair(t *testing.T) {
+	for _, asked := range []int32{0, 4096, 1 << 30} { // by SO_SNDBUF; 0: nothing
+		t.Run(fmt.Sprint(asked), func(t *testing.T) { testPair(t, asked) })
+	}
+}
+
+func testPair(t *testing.T, asked int32) {
 	program, other := joined(t)
-	if n, err := unix.SendmsgN(program, zeroes[:], nil, nil, unix.MSG_DONTWAIT); n != len(zeroes) || err != nil {
-		t.Fatalf("filled with %d bytes, %v", n, err)
+	if asked > 0 {
+		testutil.NoError(t, setSendBufferTo(program, asked))
+	}
+	fill, err := fillBytes(program)
+	if err != nil || fill < sendBuffer/4 || fill > len(zeroes) {
+		t.Fatalf("%d bytes fill it, %v", fill, err)
+	}
+	if n, err := unix.SendmsgN(program, zeroes[:fill], nil, nil, unix.MSG_DONTWAIT); n != fill || err != nil {
+		t.Fatalf("filled with %d bytes of %d, %v", n, fill, err)
 	}
 	if shows(program) {
 		t.Error("it is writable")
 	}
-	left := make([]byte, len(zeroes)-1)
+	left := make([]byte, fill-1)
 	for len(left) > 0 {
 		n, err := unix.Read(other, left)
 		testutil.NoError(t, err)

@@ -20,9 +20,9 @@ import (
 // each with a lab of two nodes. None of them measures time: limits are left out, since an emulated
 // machine is slower than what they are set to.
 var core = []struct{ theme, tests string }{
-	{"policy", "TestPolicyCut"},
-	{"lifecycle", "TestRestart"},
 	{"paths", "TestIPv6Paths|TestPods"},
+	{"policy", "TestPolicyCut"},
+	{"lifecycle", "TestRestart"}, // takes longest: agents start again and again
 }
 
 // coreTimeout bounds one kernel's run, which takes some ten minutes where nothing else runs: an

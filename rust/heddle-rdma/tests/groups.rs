@@ -141,8 +141,8 @@ fn members_are_those_that_an_agent_names() {
     send_to_group(&mut a, 1);
     assert_eq!(a.receives.next().wr_id, 1);
     assert_eq!(one.net.connections(), 0);
-    // A member of which only its own router knows that it is none gets nothing. That router says so,
-    // which may be heard before the datagram is sent: then it is named once more.
+    // A member of which only its own router knows that it is none gets nothing. That router says
+    // so, which may be heard before the datagram is sent: then it is named once more.
     b.device.group(abi::VERBS_DETACH_MCAST, b.qp.number, GROUP).unwrap();
     let stale = Message::Groups { endpoint: 0, gids: [gid(2), [0; 16]], groups: vec![GROUP] };
     eventually("a datagram for nobody", || {

@@ -14,7 +14,7 @@ export APT_CONFIG=$dir/apt.conf
 apt-get update -qq
 [ $# -gt 0 ] || exit 0
 rm -f "$dir"/archives/*.deb
-apt-get install -qq --yes --download-only --no-install-recommends "$@" >/dev/null
+apt-get install -qq --yes --download-only --no-install-recommends base-files base-passwd "$@" >/dev/null
 
 root=$dir/root
 rm -rf "$root"

@@ -371,7 +371,7 @@ test-arm64: need-root arm64
 	$(ARM64_MACHINE) $(GO) test ./test/kernels -run TestARM64 -count=1 -v -timeout 70m
 
 # The package for arm64, and in a machine of Debian's packages for arm64 the scenarios of test-kernels with its programs.
-ARM64_PACKAGES := $(LAB_PACKAGES) bash dash coreutils findutils grep sed mawk gzip tar mount kmod libc-bin hostname python3 gcc libc6-dev
+ARM64_PACKAGES := $(LAB_PACKAGES) bash dash coreutils findutils grep sed mawk gzip tar mount kmod libc-bin hostname python3 gcc libc6-dev iputils-ping iputils-tracepath tcpdump
 test-arm64-lab: need-root arm64 deb-arm64
 	test/machine/debian.sh $(ARM64) arm64 $(ARM64_PACKAGES)
 	dpkg-deb --fsys-tarfile $$(ls -t $(OUT)/deb/heddle_*_arm64.deb | head -1) | tar -x --keep-directory-symlink -C $(ARM64)/root

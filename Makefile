@@ -63,7 +63,7 @@ help:
 	@echo "make test-lsm  the second lock, on security hooks, and what the verifier of Debian's kernel says of all BPF programs, in emulated machines (root)"
 	@echo "make test-rdma-card  RDMA with a card, emulated, in two emulated machines (root)"
 	@echo "make test-arm64  the BPF programs on Debian's kernel for arm64, in an emulated machine (root)"
-	@echo "make test-arm64-lab  the core scenarios there, with the package for arm64 on Debian's programs for arm64 (root; two hours)"
+	@echo "make test-arm64-lab  the core scenarios there, with the package for arm64 on Debian's programs for arm64 (root; half an hour)"
 	@echo "make test-encrypt  nodes that encrypt what they send each other, on Debian's kernel in an emulated machine (root; 10 minutes)"
 	@echo "make test-underlay-devices  VLANs and bonds between nodes, on Debian's kernel in an emulated machine (root; 10 minutes)"
 	@echo "make test-vm  TCP of an emulated machine without a network device, by queues in shared memory (root; a minute)"

@@ -22,6 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use heddle_stack::queues::abi::*;
+use heddle_stack::queues::proto;
 use shared_ring::{SharedMemory, Slot};
 use unix_io::epoll::{EDGE, GONE, READABLE, WRITABLE};
 use unix_io::{Epoll, monotonic, packets};
@@ -281,7 +282,7 @@ impl Guest {
     fn flush(&mut self) {
         let Some(region) = &mut self.region else { return };
         while let Some(job) = self.outbox.front() {
-            match region.jobs.push(&[nqe::to_slot(job)]) {
+            match region.jobs.push(&[proto::slot(job)]) {
                 Ok(0) => break,
                 Ok(_) => drop(self.outbox.pop_front()),
                 Err(err) => return self.lose(&format!("broke the job ring ({err})")),
@@ -301,7 +302,7 @@ impl Guest {
             }
         };
         for slot in &slots[..count] {
-            self.told(&nqe::of_slot(slot));
+            self.told(&proto::nqe(slot));
         }
         count > 0
     }

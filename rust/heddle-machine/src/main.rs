@@ -1,7 +1,6 @@
 //! `heddle-machine run` outside of a virtual machine, `heddle-machine guest` inside.
 
 use std::io;
-use std::os::fd::{FromRawFd, OwnedFd};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -63,9 +62,7 @@ fn outside(arguments: &mut Vec<String>) -> io::Result<ExitCode> {
 /// What `run` starts, with the memory as a descriptor.
 fn serve(arguments: &[String]) -> io::Result<()> {
     let ring = arguments.first().and_then(|a| a.parse().ok()).unwrap_or(0);
-    // SAFETY: whoever starts this has put the memory there, and nothing in here has used it.
-    let memory = unsafe { OwnedFd::from_raw_fd(run::DESCRIPTOR) };
-    run::serve(memory, ring)
+    run::serve(ring)
 }
 
 fn guest(arguments: &mut Vec<String>) -> io::Result<ExitCode> {

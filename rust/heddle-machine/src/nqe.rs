@@ -1,26 +1,8 @@
-//! Nqes and the slots that carry them.
+//! What is in nqes, beside what `heddle_stack::queues::proto` knows of them.
 
 use heddle_stack::queues::abi::*;
-use shared_ring::Slot;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-
-/// The nqe in a slot.
-#[must_use]
-pub fn of_slot(slot: &Slot) -> queues_nqe {
-    let bytes = slot.to_bytes();
-    // SAFETY: an nqe has the bytes of a slot, no padding, and any bytes are one.
-    unsafe { bytes.as_ptr().cast::<queues_nqe>().read_unaligned() }
-}
-
-/// The slot that carries an nqe.
-#[must_use]
-pub fn to_slot(nqe: &queues_nqe) -> Slot {
-    // SAFETY: an nqe has as many bytes as are read, and no padding.
-    Slot::from_bytes(unsafe { &*core::ptr::from_ref(nqe).cast() })
-}
-
-const _: () = assert!(size_of::<queues_nqe>() == shared_ring::SLOT_SIZE);
 
 /// The operation of an nqe.
 #[must_use]
@@ -33,19 +15,6 @@ pub fn operation(nqe: &queues_nqe) -> u32 {
 pub fn job(operation: u32, socket: u32) -> queues_nqe {
     let operation = u8::try_from(operation).unwrap_or(0);
     queues_nqe { operation, socket, ..queues_nqe::default() }
-}
-
-/// The completion of a job.
-#[must_use]
-pub fn completion(job: &queues_nqe, error: i32) -> queues_nqe {
-    queues_nqe {
-        operation: job.operation | u8::try_from(QUEUES_DONE).unwrap_or(0),
-        error,
-        socket: job.socket,
-        sequence: job.sequence,
-        stamp: job.stamp,
-        ..queues_nqe::default()
-    }
 }
 
 /// An nqe with this address.

@@ -105,19 +105,11 @@ impl Layout {
 }
 
 fn word32(memory: &SharedMemory, at: usize) -> &AtomicU32 {
-    assert!(at + 4 <= size_of::<queues_header>() && at.is_multiple_of(4));
-    // SAFETY: `map` has seen that there is a header, and the offset is inside.
-    let word = unsafe { memory.as_ptr().byte_add(at) }.cast();
-    // SAFETY: any bytes are a value of an atomic, and the offset is aligned.
-    unsafe { word.as_ref() }
+    memory.word32(at).expect("`is_possible` has seen that there is a header")
 }
 
 fn word64(memory: &SharedMemory, at: usize) -> &AtomicU64 {
-    assert!(at + 8 <= size_of::<queues_header>() && at.is_multiple_of(8));
-    // SAFETY: as in `word32`.
-    let word = unsafe { memory.as_ptr().byte_add(at) }.cast();
-    // SAFETY: as in `word32`.
-    unsafe { word.as_ref() }
+    memory.word64(at).expect("`is_possible` has seen that there is a header")
 }
 
 fn is_possible(memory: Arc<SharedMemory>) -> io::Result<Arc<SharedMemory>> {

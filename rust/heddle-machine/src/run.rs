@@ -1,9 +1,11 @@
 //! Outside: makes a machine's memory, starts its monitor with it, and a service, which is a process
 //! of its own: it may die, and another one takes its place.
 
+#![expect(unsafe_code, reason = "system calls that the standard library does not have")]
+
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus};
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -91,7 +93,7 @@ pub fn run(size: usize, capacity: u32, monitor: &[String]) -> io::Result<ExitSta
     let number =
         check(unsafe { libc::fcntl(memory.as_fd().as_raw_fd(), libc::F_DUPFD_CLOEXEC, 10) })?;
     // SAFETY: as above.
-    let file = unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(number) };
+    let file = unsafe { OwnedFd::from_raw_fd(number) };
     pass_signals_on()?;
     let mut service = start_service(&file, capacity)?;
     let mut began = Instant::now();
@@ -159,14 +161,15 @@ fn forever(mut step: impl FnMut(Duration) -> io::Result<(bool, Duration)>) -> io
     }
 }
 
-/// Serves the machine whose memory a descriptor is, for ever.
+/// Serves the machine whose memory [`DESCRIPTOR`] is, for ever: what [`run`] starts does, and once.
 ///
 /// # Errors
 ///
 /// The kernel's, or the memory is not of a machine.
-pub fn serve(memory: OwnedFd, capacity: u32) -> io::Result<()> {
+pub fn serve(capacity: u32) -> io::Result<()> {
     unix_io::raise_descriptors();
-    let memory = region::map(memory)?;
+    // SAFETY: `with_memory` has put the memory there, and nothing in this process has used it.
+    let memory = region::map(unsafe { OwnedFd::from_raw_fd(DESCRIPTOR) })?;
     let layout = Layout::of(memory.len(), capacity).map_err(io::Error::other)?;
     let mut service = Service::new(&memory, layout)?;
     forever(|pause| Ok((service.step(pause)?, LOOK)))

@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use heddle_stack::queues::abi::*;
+use heddle_stack::queues::proto;
 use shared_ring::{SharedMemory, Slot};
 use unix_io::epoll::{EDGE, GONE, READABLE, WRITABLE};
 use unix_io::{Epoll, monotonic, would_block};
@@ -225,7 +226,7 @@ impl Service {
     /// Pushes what the completion ring has room for.
     fn flush(&mut self) -> Result<(), shared_ring::PeerBroken> {
         while let Some(nqe) = self.outbox.front() {
-            if self.region.completions.push(&[nqe::to_slot(nqe)])? == 0 {
+            if self.region.completions.push(&[proto::slot(nqe)])? == 0 {
                 break;
             }
             self.outbox.pop_front();
@@ -239,7 +240,7 @@ impl Service {
         *busy |= count > 0;
         self.counts.jobs += count as u64;
         for slot in &slots[..count] {
-            self.job(&nqe::of_slot(slot));
+            self.job(&proto::nqe(slot));
         }
         Ok(())
     }
@@ -256,7 +257,7 @@ impl Service {
     }
 
     fn complete(&mut self, job: &queues_nqe, error: i32) {
-        self.answer(job, nqe::completion(job, error));
+        self.answer(job, proto::done(job, error));
     }
 
     /// Has the events of a socket come here.
@@ -383,7 +384,7 @@ impl Service {
             stream: flow.number,
             generation: flow.generation,
             length: job.length,
-            ..nqe::named(nqe::completion(job, 0), peer)
+            ..nqe::named(proto::done(job, 0), peer)
         };
         let socket = Socket {
             fd: Some(fd),

@@ -3,6 +3,8 @@
 //! peer's are checked whenever they are read, and bytes go between the memory and a socket by the
 //! kernel, so that nobody looks at them twice.
 
+#![expect(unsafe_code, reason = "memory that a peer writes to")]
+
 use core::mem::offset_of;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering, fence};

@@ -1,5 +1,7 @@
 //! What an engine says to the process that has started a monitor.
 
+#![expect(unsafe_code, reason = "what hostile programs do, and system calls")]
+
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 

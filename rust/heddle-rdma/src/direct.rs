@@ -164,6 +164,7 @@ impl Objects {
         let copy = self.begin_copy(&from, &[]);
         let (written, (begun, within), rest) = self.without_baton(|worker| {
             worker.touches(owner);
+            #[expect(unsafe_code, reason = "memory of programs, sent from where it is")]
             // SAFETY: the parts are of this function's own and of memory that `from` keeps mapped.
             let written = match unsafe { sys::send_parts(&stream, &parts) } {
                 Ok(n) => n,

@@ -2,6 +2,8 @@
 //! here is safe: what the card reads and writes lies in memory that the [`Region`] keeps mapped,
 //! and whatever hangs on something else keeps that.
 
+#![expect(unsafe_code, reason = "the node's libibverbs")]
+
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ptr::{self, NonNull, null_mut};
 

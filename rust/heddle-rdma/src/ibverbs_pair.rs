@@ -1,5 +1,7 @@
 //! Queue pairs of the card, and what the router itself asks of them.
 
+#![expect(unsafe_code, reason = "the node's libibverbs")]
+
 use core::ffi::{c_int, c_void};
 use core::ptr::{NonNull, null_mut};
 use std::io;

@@ -1,6 +1,8 @@
 //! Queue pairs of the card that are a program's: their attributes, and what they are asked for, are
 //! its own.
 
+#![expect(unsafe_code, reason = "the node's libibverbs")]
+
 use core::ffi::c_int;
 use core::ptr::null_mut;
 use std::io;

@@ -4,6 +4,8 @@
 //! time. Bytes are copied from one place to another and never looked at; a place that is not there
 //! any more is a [`Fault`]. Nothing here allocates after it was made.
 
+#![expect(unsafe_code, reason = "memory that a peer writes to")]
+
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

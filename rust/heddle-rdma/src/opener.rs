@@ -200,6 +200,7 @@ mod tests {
     }
 
     /// For this thread only, the other file is in the place of the first.
+    #[expect(unsafe_code, reason = "system calls that the standard library does not have")]
     fn mount_over(first: &Path, other: &Path) {
         let text = |path: &Path| CString::new(path.as_os_str().as_bytes()).unwrap();
         let done = |result| assert_eq!(result, 0, "{}", io::Error::last_os_error());

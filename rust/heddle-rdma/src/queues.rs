@@ -177,8 +177,9 @@ impl CompletionRing {
 
     /// What comes from now on is in another ring, and the program's wish with it.
     pub(crate) fn go_on_in(&mut self, other: Self) {
-        let wish = self.word().swap(abi::VERBS_ARM_NONE, Ordering::SeqCst);
-        other.word().store(wish, Ordering::SeqCst);
+        if let (Some(here), Some(there)) = (self.wish(), other.wish()) {
+            there.store(here.swap(abi::VERBS_ARM_NONE, Ordering::SeqCst), Ordering::SeqCst);
+        }
         (self.memory, self.producer, self.capacity) =
             (other.memory, other.producer, other.capacity);
     }
@@ -202,7 +203,7 @@ impl CompletionRing {
         // The program writes its wish and then looks for completions; here it is the other way
         // round. Without a fence on both sides either might miss the other.
         fence(Ordering::SeqCst);
-        let word = self.word();
+        let Some(word) = self.wish() else { return false };
         let wish = word.load(Ordering::Relaxed);
         let matches = wish == abi::VERBS_ARM_NEXT || wish == abi::VERBS_ARM_SOLICITED && solicited;
         let (none, relaxed) = (abi::VERBS_ARM_NONE, Ordering::Relaxed);
@@ -210,11 +211,9 @@ impl CompletionRing {
         matches && word.compare_exchange(wish, none, relaxed, relaxed).is_ok()
     }
 
-    fn word(&self) -> &AtomicU32 {
-        const { assert!(abi::VERBS_CQ_ARM == 0) };
-        // SAFETY: the memory begins at a page boundary and is longer than the word, any bytes are a
-        // value of an atomic, and `self` keeps it mapped.
-        unsafe { self.memory.as_ptr().cast::<AtomicU32>().as_ref() }
+    /// What the program wants to hear of; there is one in every memory that has a ring.
+    fn wish(&self) -> Option<&AtomicU32> {
+        self.memory.word32(abi::VERBS_CQ_ARM as usize)
     }
 }
 
@@ -226,11 +225,7 @@ pub(crate) fn wake_polls(context: &SharedMemory) {
     // The program says that it waits and then looks for completions; here it is the other way
     // round.
     fence(Ordering::SeqCst);
-    // SAFETY: the memory of a context is as long as that.
-    let word = unsafe { context.as_ptr().byte_add(AT) }.cast::<AtomicU32>();
-    // SAFETY: the memory begins at a page boundary, any bytes are a value of an atomic, and
-    // `context` keeps it mapped.
-    let word = unsafe { word.as_ref() };
+    let Some(word) = context.word32(AT) else { return };
     if word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::Relaxed) != 0 {
         sys::wake_all(word);
     }

@@ -2,6 +2,8 @@
 //! stop it: there it has to succeed, or it proves nothing. `cargo test --features attack`; without
 //! the feature the router has no such switch, and the attacks say so.
 
+#![expect(unsafe_code, reason = "what hostile programs do, and system calls")]
+
 mod support;
 
 use std::io::{BufRead, BufReader, Read, Write};

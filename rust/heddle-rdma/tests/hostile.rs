@@ -1,5 +1,7 @@
 //! What containers do that keep to no rule, and that nobody else notices it.
 
+#![expect(unsafe_code, reason = "what hostile programs do, and system calls")]
+
 #[path = "../../testing/seeded.rs"]
 mod seeded;
 mod support;

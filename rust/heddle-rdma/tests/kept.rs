@@ -1,6 +1,8 @@
 //! What a program does with memory that the router has given it: it keeps it, and makes holes in
 //! it. Attacks as in `attacks.rs`.
 
+#![expect(unsafe_code, reason = "what hostile programs do, and system calls")]
+
 mod support;
 
 use std::any::Any;

@@ -1,5 +1,7 @@
 //! Memory of the router's making that is part of a region, and what programs may do with it.
 
+#![expect(unsafe_code, reason = "what hostile programs do, and system calls")]
+
 mod support;
 
 use std::os::fd::AsRawFd;

@@ -1,5 +1,7 @@
 //! Two endpoints on one node, through a real router: sockets, rings and the memory of this process.
 
+#![expect(unsafe_code, reason = "what hostile programs do, and system calls")]
+
 mod support;
 
 use std::sync::Arc;

@@ -1,6 +1,8 @@
 //! What a router is worth to whoever has taken it over, and its process that opens files; with the
 //! protection and without. `cargo test --features attack`.
 
+#![expect(unsafe_code, reason = "what hostile programs do, and system calls")]
+
 mod support;
 
 use support::taken_over::{TEXT, TakenOver};

@@ -1,6 +1,8 @@
 //! Who gets how much of the router: fair shares, caps, and what is there for all. Attacks as in
 //! `attacks.rs`.
 
+#![expect(unsafe_code, reason = "what hostile programs do, and system calls")]
+
 mod support;
 
 use std::collections::HashMap;

@@ -1,6 +1,8 @@
 //! Pages of programs that do not come: whose they are waits, and nobody else. Attacks as in
 //! `attacks.rs`.
 
+#![expect(unsafe_code, reason = "what hostile programs do, and system calls")]
+
 mod support;
 
 use std::os::fd::{AsFd, OwnedFd};

@@ -1,5 +1,7 @@
 //! Two routers with a connection between them, and what a hostile peer says on one.
 
+#![expect(unsafe_code, reason = "what hostile programs do, and system calls")]
+
 mod support;
 
 use std::io::{Read, Write};

@@ -15,7 +15,7 @@
 //! | `queues` | the service of guests that have queues instead of pairs |
 //! | `settings`, `bucket` | options, rates |
 //! | `client` | the agent's side, for tests and measurements |
-//! | `sys` | system calls beside those of `unix-io`; with the layouts of `proto` all unsafe code |
+//! | `sys` | system calls beside those of `unix-io` |
 
 #![allow(clippy::wildcard_imports, reason = "the layouts are many, and their names begin alike")]
 

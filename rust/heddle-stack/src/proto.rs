@@ -1,6 +1,8 @@
 //! Messages of the agent's out of bytes, and the module's as bytes:
 //! `docs/protocols/stack-module.md`.
 
+#![expect(unsafe_code, reason = "layouts that C shares, as bytes")]
+
 use core::net::{Ipv4Addr, Ipv6Addr};
 
 use smoltcp::wire::{IpAddress, IpEndpoint};

@@ -1,6 +1,8 @@
 //! The system calls that the standard library does not have, each as a safe function over owned
 //! descriptors. Errors are the kernel's; callers say what they were doing.
 
+#![expect(unsafe_code, reason = "system calls that the standard library does not have")]
+
 use core::ffi::c_int;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};

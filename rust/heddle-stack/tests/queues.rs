@@ -1,5 +1,7 @@
 //! The service of queues and guests of it, over the machine's loopback.
 
+#![expect(unsafe_code, reason = "what hostile programs do, and system calls")]
+
 mod queues_support;
 
 use std::io::{Read, Write};

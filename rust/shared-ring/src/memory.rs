@@ -4,6 +4,8 @@
 //! descriptor can shrink it. Therefore memory is mapped only after the kernel has promised, by
 //! seals, that nobody can change its size any more.
 
+#![expect(unsafe_code, reason = "memory that a peer writes to")]
+
 use core::ffi::CStr;
 use core::ptr::NonNull;
 use std::fmt;
@@ -11,7 +13,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use crate::protection::protects;
 use crate::sys;
@@ -188,6 +190,22 @@ impl SharedMemory {
         self.base
     }
 
+    /// The four bytes at `offset`, which the peer may write to at any time; `None` if they are not
+    /// aligned or not inside the memory.
+    #[must_use]
+    pub fn word32(&self, offset: usize) -> Option<&AtomicU32> {
+        // SAFETY: `place` has checked it, any bytes are a value of an atomic, and `self` keeps the
+        // memory mapped.
+        self.place(offset, 0).map(|word| unsafe { word.as_ref() })
+    }
+
+    /// The same of eight bytes.
+    #[must_use]
+    pub fn word64(&self, offset: usize) -> Option<&AtomicU64> {
+        // SAFETY: as in `word32`.
+        self.place(offset, 0).map(|word| unsafe { word.as_ref() })
+    }
+
     /// The address of a `T` at `offset`; `None` if it is not aligned for a `T` or not all of it and
     /// the `extra` bytes behind it lie in the memory.
     pub(crate) fn place<T>(&self, offset: usize, extra: usize) -> Option<NonNull<T>> {
@@ -338,5 +356,8 @@ mod tests {
         {
             assert!(memory.place::<u64>(offset, extra).is_none(), "{offset} {extra}");
         }
+        assert!(memory.word32(4092).is_some() && memory.word64(4088).is_some());
+        assert!(memory.word32(4094).is_none() && memory.word32(4096).is_none());
+        assert!(memory.word64(4092).is_none() && memory.word64(4096).is_none());
     }
 }

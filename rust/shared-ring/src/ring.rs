@@ -298,7 +298,7 @@ impl Consumer {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use core::sync::atomic::{AtomicU32, Ordering};
+    use core::sync::atomic::Ordering;
 
     use super::*;
     use crate::layout::ring_size;
@@ -318,9 +318,7 @@ mod tests {
 
     /// What a peer does: writes a word of the shared part.
     fn poke(memory: &SharedMemory, offset: usize, value: u32) {
-        let word = memory.place::<AtomicU32>(offset, 0).unwrap();
-        // SAFETY: `place` has checked it, and any bytes are a value of an atomic.
-        unsafe { word.as_ref() }.store(value, Ordering::Relaxed);
+        memory.word32(offset).unwrap().store(value, Ordering::Relaxed);
     }
 
     fn numbered(n: u32) -> Slot {

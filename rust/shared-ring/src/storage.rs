@@ -5,6 +5,8 @@
 //! rules never touches a slot at the same time; one that does not may, and then the words that are
 //! read are any mixture of its writes, but it is no data race, which would be undefined behaviour.
 
+#![expect(unsafe_code, reason = "memory that a peer writes to")]
+
 #[cfg(loom)]
 pub(crate) use self::modelled::{DoorbellStorage, RingStorage};
 #[cfg(not(loom))]

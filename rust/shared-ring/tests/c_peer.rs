@@ -1,6 +1,8 @@
 //! The crate against its twin in C, `clib/ring/ring.h`: what one side pushes the other pops, both
 //! sides sleep and ring, and each refuses what a broken peer writes.
 
+#![expect(unsafe_code, reason = "what hostile programs do, and system calls")]
+
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};

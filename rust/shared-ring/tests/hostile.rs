@@ -1,6 +1,8 @@
 //! Peers that do what they like: a thread that writes into all of the shared part meanwhile, and
 //! peers that use the descriptors they were given in the worst way.
 
+#![expect(unsafe_code, reason = "what hostile programs do, and system calls")]
+
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};

@@ -2,6 +2,8 @@
 //! other opens them. Slots go there and come back, through small rings, so that both sides sleep
 //! for slots and for room.
 
+#![expect(unsafe_code, reason = "what hostile programs do, and system calls")]
+
 use std::env;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;

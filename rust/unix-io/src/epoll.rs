@@ -1,5 +1,7 @@
 //! Sets of descriptors to wait for.
 
+#![expect(unsafe_code, reason = "system calls that the standard library does not have")]
+
 use core::ffi::c_int;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};

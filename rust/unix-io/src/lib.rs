@@ -9,6 +9,7 @@
 //! | [`plain`] | values out of bytes, and as bytes |
 //! | this one | what both services ask of their process: clocks, random bits, descriptors |
 
+#![expect(unsafe_code, reason = "system calls that the standard library does not have")]
 #![allow(clippy::missing_errors_doc, reason = "all errors are the kernel's")]
 
 pub mod epoll;

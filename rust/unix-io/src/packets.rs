@@ -1,5 +1,7 @@
 //! SEQPACKET sockets: messages with descriptors between processes.
 
+#![expect(unsafe_code, reason = "system calls that the standard library does not have")]
+
 use core::ffi::c_int;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};

@@ -1,5 +1,7 @@
 //! Values of layouts that C shares out of bytes, and as bytes.
 
+#![expect(unsafe_code, reason = "layouts that C shares, as bytes")]
+
 /// A struct of integers without padding, for which any bytes are a value.
 ///
 /// # Safety

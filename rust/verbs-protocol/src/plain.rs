@@ -1,5 +1,7 @@
 //! Which of the shared layouts are integers without padding. The only unsafe code of the crate.
 
+#![expect(unsafe_code, reason = "layouts that C shares, as bytes")]
+
 use crate::abi;
 pub use unix_io::plain::{Plain, bytes, read};
 

@@ -2,6 +2,8 @@
 //! comments. Programs are of the same machine, whose kernel keeps them apart; a request that is
 //! malformed is not answered.
 
+#![expect(unsafe_code, reason = "layouts that C shares, as bytes")]
+
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use unix_io::plain::Plain;

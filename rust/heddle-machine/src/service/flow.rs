@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use heddle_stack::queues::abi::*;
+use heddle_stack::queues::proto;
 use shared_ring::SharedMemory;
 use unix_io::{monotonic, would_block};
 
@@ -170,7 +171,7 @@ impl Flow {
         let own = sys::name(socket, false);
         self.connecting = None;
         let error = own.as_ref().map_or(libc::ENETDOWN, |_| error);
-        let mut done = nqe::completion(&job, error);
+        let mut done = proto::done(&job, error);
         if let (0, Ok(own)) = (error, own) {
             sys::set_linger(socket, Some(0));
             done = nqe::named(done, own);
@@ -298,7 +299,7 @@ impl Flow {
                     sys::shutdown(socket, how).err().and_then(|e| e.raw_os_error()).unwrap_or(0);
             }
             if u32::from(job.flags) & QUEUES_QUIET == 0 {
-                say.push_back(nqe::completion(&job, error));
+                say.push_back(proto::done(&job, error));
             }
             if closes {
                 self.aborts = aborts || given_up;

@@ -6,6 +6,7 @@ use std::io;
 use std::net::SocketAddr;
 
 use heddle_stack::queues::abi::*;
+use heddle_stack::queues::proto;
 use shared_ring::protection::protects;
 use unix_io::would_block;
 
@@ -46,7 +47,7 @@ impl Service {
     pub(super) fn job(&mut self, job: &queues_nqe) {
         let done = match nqe::operation(job) {
             QUEUES_SEND | QUEUES_RECEIVE => return self.moves(job),
-            QUEUES_NOTHING => Ok(nqe::completion(job, 0)),
+            QUEUES_NOTHING => Ok(proto::done(job, 0)),
             QUEUES_SOCKET => self.socket(job),
             QUEUES_BIND => self.bind(job),
             QUEUES_LISTEN => self.listen(job),
@@ -122,7 +123,7 @@ impl Service {
             resets: false,
         };
         self.sockets.insert(job.socket, socket);
-        Ok(nqe::completion(job, 0))
+        Ok(proto::done(job, 0))
     }
 
     fn bind(&mut self, job: &queues_nqe) -> Answer {
@@ -131,7 +132,7 @@ impl Service {
         let (Kind::Fresh, Some(fd)) = (&socket.kind, &socket.fd) else { return Err(libc::EINVAL) };
         sys::bind(fd, at).map_err(|e| errno(&e))?;
         let own = sys::name(fd, false).map_err(|e| errno(&e))?;
-        Ok(nqe::named(nqe::completion(job, 0), own))
+        Ok(nqe::named(proto::done(job, 0), own))
     }
 
     fn listen(&mut self, job: &queues_nqe) -> Answer {
@@ -147,7 +148,7 @@ impl Service {
             socket.kind = Kind::Listener { accepts: VecDeque::new() };
             self.begin_to_watch(job.socket)?;
         }
-        Ok(nqe::named(nqe::completion(job, 0), own))
+        Ok(nqe::named(proto::done(job, 0), own))
     }
 
     fn begin_to_watch(&mut self, number: u32) -> Result<(), i32> {
@@ -238,7 +239,7 @@ impl Service {
         let fd = socket.fd.as_ref().ok_or(libc::ENOTCONN)?;
         let peer = u32::from(job.flags) & QUEUES_PEER != 0;
         let name = sys::name(fd, peer).map_err(|e| errno(&e))?;
-        Ok(nqe::named(nqe::completion(job, 0), name))
+        Ok(nqe::named(proto::done(job, 0), name))
     }
 
     fn set(&mut self, job: &queues_nqe) -> Answer {
@@ -246,13 +247,13 @@ impl Service {
         let option = u32::from(job.option);
         if option == QUEUES_OPTION_LINGER {
             socket.resets = job.credit == 0;
-            return Ok(nqe::completion(job, 0));
+            return Ok(proto::done(job, 0));
         }
         let (level, name) = option_of(option).ok_or(libc::EPROTO)?;
         let fd = socket.fd.as_ref().ok_or(libc::EINVAL)?;
         let value = c_int::try_from(job.credit).map_err(|_| libc::EINVAL)?;
         sys::set_option(fd, level, name, value).map_err(|e| errno(&e))?;
-        Ok(nqe::completion(job, 0))
+        Ok(proto::done(job, 0))
     }
 
     fn get(&mut self, job: &queues_nqe) -> Answer {
@@ -268,7 +269,7 @@ impl Service {
                 sys::option(fd, level, name).map_err(|e| errno(&e))?.cast_unsigned()
             }
         };
-        Ok(queues_nqe { credit, ..nqe::completion(job, 0) })
+        Ok(queues_nqe { credit, ..proto::done(job, 0) })
     }
 
     /// SHUTDOWN and CLOSE.

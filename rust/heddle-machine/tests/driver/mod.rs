@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use heddle_machine::nqe;
 use heddle_stack::queues::abi::*;
+use heddle_stack::queues::proto;
 use shared_ring::Slot;
 use support::Machine;
 
@@ -74,7 +75,7 @@ pub(crate) fn drive(bytes: &[u8], all: &mut Outcomes) {
         match what % 8 {
             0..3 => {
                 let Some(job) = job(&mut bytes) else { break };
-                let _ = machine.guest.jobs.push(&[nqe::to_slot(&job)]);
+                let _ = machine.guest.jobs.push(&[proto::slot(&job)]);
             }
             3 => {
                 let Some(any) = bytes.word() else { break };
@@ -89,7 +90,7 @@ pub(crate) fn drive(bytes: &[u8], all: &mut Outcomes) {
                 machine.poke64(stream + usize::from(at % 32) * 8, value);
                 let generation = done.generation;
                 let send = queues_nqe { generation, ..nqe::job(QUEUES_SEND, 2) };
-                let _ = machine.guest.jobs.push(&[nqe::to_slot(&send)]);
+                let _ = machine.guest.jobs.push(&[proto::slot(&send)]);
             }
             5 => {
                 let (Some(at), Some(value)) = (bytes.word(), bytes.byte()) else { break };

@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "each test uses some of it")]
 
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 use std::collections::VecDeque;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use heddle_machine::nqe;
 use heddle_machine::region::{Layout, Met};
 use heddle_machine::service::Service;
 use heddle_stack::queues::abi::*;
+use heddle_stack::queues::proto;
 use shared_ring::{SharedMemory, Slot};
 
 pub(crate) const CAPACITY: u32 = QUEUES_CAPACITY_MIN;
@@ -46,7 +47,7 @@ impl Machine {
         self.service.step(Duration::ZERO).unwrap();
         let mut slots = [Slot::default(); 64];
         if let Ok(count) = self.guest.completions.pop(&mut slots) {
-            self.heard.extend(slots[..count].iter().map(nqe::of_slot));
+            self.heard.extend(slots[..count].iter().map(proto::nqe));
         }
     }
 
@@ -67,7 +68,7 @@ impl Machine {
     pub(crate) fn push(&mut self, job: queues_nqe) -> u32 {
         self.sequence += 1;
         let job = queues_nqe { sequence: self.sequence, ..job };
-        while self.guest.jobs.push(&[nqe::to_slot(&job)]).unwrap() == 0 {
+        while self.guest.jobs.push(&[proto::slot(&job)]).unwrap() == 0 {
             self.step();
         }
         self.sequence
@@ -112,10 +113,6 @@ impl Machine {
         (done, peer)
     }
 
-    fn place(&self, at: usize, bytes: usize) -> core::ptr::NonNull<u8> {
-        place(&self.memory, at, bytes)
-    }
-
     /// What a guest can do at any time: writes a word.
     pub(crate) fn poke32(&self, at: usize, value: u32) {
         self.changer()(at, value);
@@ -125,20 +122,16 @@ impl Machine {
     pub(crate) fn changer(&self) -> impl Fn(usize, u32) + Send + 'static {
         let memory = Arc::clone(&self.memory);
         move |at, value| {
-            let word = place(&memory, at, 4).cast::<AtomicU32>();
-            // SAFETY: it is inside, aligned, and any bytes are a value of an atomic.
-            unsafe { word.as_ref() }.store(value, Ordering::SeqCst);
+            memory.word32(at).unwrap().store(value, Ordering::SeqCst);
         }
     }
 
     pub(crate) fn poke64(&self, at: usize, value: u64) {
-        // SAFETY: as above.
-        unsafe { self.place(at, 8).cast::<AtomicU64>().as_ref() }.store(value, Ordering::SeqCst);
+        self.memory.word64(at).unwrap().store(value, Ordering::SeqCst);
     }
 
     pub(crate) fn peek64(&self, at: usize) -> u64 {
-        // SAFETY: as above.
-        unsafe { self.place(at, 8).cast::<AtomicU64>().as_ref() }.load(Ordering::SeqCst)
+        self.memory.word64(at).unwrap().load(Ordering::SeqCst)
     }
 
     /// Where a stream's words lie.
@@ -147,12 +140,6 @@ impl Machine {
         let at = usize::try_from(self.peek64(streams)).unwrap();
         at + usize::from(number) * size_of::<queues_stream>()
     }
-}
-
-fn place(memory: &SharedMemory, at: usize, bytes: usize) -> core::ptr::NonNull<u8> {
-    assert!(at + bytes <= memory.len() && at.is_multiple_of(bytes));
-    // SAFETY: the check above says that it is inside the mapping.
-    unsafe { memory.as_ptr().byte_add(at) }
 }
 
 /// Runs an attack with all protections, then without one: there it has to succeed, or it proves

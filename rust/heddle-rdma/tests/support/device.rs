@@ -1,5 +1,7 @@
 //! Plays the library of programs: a device, its queues and their objects.
 
+#![expect(unsafe_code, reason = "what hostile programs do, and system calls")]
+
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, fence};

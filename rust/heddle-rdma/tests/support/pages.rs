@@ -1,6 +1,8 @@
 //! Memory whose pages do not come until the test says so: a mapped file of a FUSE that the test
 //! serves.
 
+#![expect(unsafe_code, reason = "what hostile programs do, and system calls")]
+
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};

@@ -1,5 +1,7 @@
 //! Runs the router, and tells it of endpoints.
 
+#![expect(unsafe_code, reason = "what hostile programs do, and system calls")]
+
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;

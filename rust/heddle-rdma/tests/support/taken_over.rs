@@ -1,6 +1,8 @@
 //! What whoever has taken over a process can have it do: its first thread makes system calls of the
 //! test's, by ptrace, with all that the process is and is not allowed.
 
+#![expect(unsafe_code, reason = "what hostile programs do, and system calls")]
+
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;

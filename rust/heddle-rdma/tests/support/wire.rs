@@ -1,5 +1,7 @@
 //! Sockets that carry messages and descriptors, and connections between nodes.
 
+#![expect(unsafe_code, reason = "what hostile programs do, and system calls")]
+
 use std::io;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};

@@ -1,5 +1,6 @@
 //! The memory of a region: which byte is what, and every access to it that is no ring of nqes.
-//! With `sys` and `proto` all unsafe code of the service.
+
+#![expect(unsafe_code, reason = "memory that a peer writes to")]
 
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering, fence};

@@ -1,5 +1,7 @@
 //! Messages of the agent's, and nqes, out of bytes: `docs/protocols/stack-queues.md`.
 
+#![expect(unsafe_code, reason = "layouts that C shares, as bytes")]
+
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use shared_ring::Slot;

@@ -1,5 +1,7 @@
 //! System calls on the kernel's TCP sockets, each as a safe function.
 
+#![expect(unsafe_code, reason = "system calls that the standard library does not have")]
+
 use core::ffi::c_int;
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::io;

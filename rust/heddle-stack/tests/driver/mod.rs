@@ -2,6 +2,8 @@
 //! the given bytes say: the fuzz target chooses them, and `random.rs` makes them of seeds. No bytes
 //! may make it panic, and nothing may be left when the tenant is gone.
 
+#![expect(unsafe_code, reason = "what hostile programs do, and system calls")]
+
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{Read, Write};

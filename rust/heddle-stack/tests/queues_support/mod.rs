@@ -1,5 +1,6 @@
 //! A service in a thread of its own, and an agent that gives it sockets of the machine's loopback.
 
+#![expect(unsafe_code, reason = "what hostile programs do, and system calls")]
 #![allow(dead_code, reason = "each test uses some of it")]
 
 use std::io;

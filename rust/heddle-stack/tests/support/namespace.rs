@@ -1,5 +1,7 @@
 //! A network namespace of a test's own, with a device between a module and the kernel's TCP.
 
+#![expect(unsafe_code, reason = "what hostile programs do, and system calls")]
+
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::process::Command;

@@ -3,6 +3,8 @@
 //! in a value or a typed error, as a second, simpler reckoning says, and bytes around the ring have
 //! to stay as they are.
 
+#![expect(unsafe_code, reason = "what hostile programs do, and system calls")]
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;

@@ -54,7 +54,8 @@ func EditBundle(bundle, socket string, all bool) (changed bool, kept string, lac
 	if err != nil {
 		return false, "", nil, err
 	}
-	to, err := target{}, defaultAnnotations(config, os.Getenv(EnvAnnotations))
+	to, dirs := target{}, libraryDirs()
+	without, err := defaultAnnotations(config, os.Getenv(EnvAnnotations), injections, dirs)
 	if err == nil {
 		to, err = targetOf(config, bundle, socket)
 	}
@@ -63,8 +64,13 @@ func EditBundle(bundle, socket string, all bool) (changed bool, kept string, lac
 	}
 	if err == nil {
 		var added bool
-		added, lacks, err = inject(config, injections, to, libraryDirs())
+		added, lacks, err = inject(config, injections, to, dirs)
 		changed = changed || added
+	}
+	for _, in := range without {
+		if !in.intercepted || to.intercepted {
+			lacks = append(lacks, in.why)
+		}
 	}
 	if err != nil {
 		return false, "", nil, fmt.Errorf("%s: %w", path, err)
@@ -75,15 +81,22 @@ func EditBundle(bundle, socket string, all bool) (changed bool, kept string, lac
 	return true, kept, lacks, writeConfig(path, config)
 }
 
+// unfit is an injection that a container cannot have, and why.
+type unfit struct {
+	injection
+	why string
+}
+
 // defaultAnnotations gives a configuration the annotations of list (EnvAnnotations) that it does
-// not have itself.
-func defaultAnnotations(config object, list string) error {
+// not have itself. Nobody has asked for them in this container: it starts without those whose
+// injection it cannot have, which are given back.
+func defaultAnnotations(config object, list string, all []injection, dirs []string) (without []unfit, err error) {
 	if list == "" {
-		return nil
+		return nil, nil
 	}
 	annotations, err := readObject(config, "annotations", "annotations")
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if annotations == nil {
 		annotations = object{}
@@ -91,14 +104,22 @@ func defaultAnnotations(config object, list string) error {
 	for _, one := range strings.Split(list, ",") {
 		key, value, found := strings.Cut(one, "=")
 		if !found || !strings.HasPrefix(key, "io.heddle.") {
-			return fmt.Errorf("%s: %.80q: want io.heddle.NAME=VALUE, with commas between", EnvAnnotations, one)
+			return nil, fmt.Errorf("%s: %.80q: want io.heddle.NAME=VALUE, with commas between", EnvAnnotations, one)
 		}
-		if annotations[key] == nil {
-			annotations[key] = value
+		if annotations[key] != nil {
+			continue
 		}
+		i := slices.IndexFunc(all, func(in injection) bool { return in.annotation == key && value == "true" })
+		if i >= 0 {
+			if err := all[i].fits(config, dirs); err != nil {
+				without = append(without, unfit{all[i], fmt.Sprintf("goes without %s of %s: %v", key, EnvAnnotations, err)})
+				continue
+			}
+		}
+		annotations[key] = value
 	}
 	config["annotations"] = annotations
-	return nil
+	return without, nil
 }
 
 // edit has the calls of the container trapped, in its whole configuration in place.

@@ -191,12 +191,50 @@ func TestDefaultAnnotations(t *testing.T) {
 		"io.heddle.verbs=true,io.heddle.verbs-spin-us=5": `{"io.heddle.verbs":"false","io.heddle.verbs-spin-us":"5"}`,
 	} {
 		config := object{"annotations": object{"io.heddle.verbs": "false"}}
-		err := defaultAnnotations(config, list)
-		if got, _ := json.Marshal(config["annotations"]); want != "" && (err != nil || string(got) != want) {
-			t.Errorf("%q: %s, %v", list, got, err)
+		without, err := defaultAnnotations(config, list, injections, nil)
+		if got, _ := json.Marshal(config["annotations"]); want != "" && (err != nil || string(got) != want || without != nil) {
+			t.Errorf("%q: %s, %v, %v", list, got, without, err)
 		}
 		if want == "" && (err == nil || !strings.Contains(err.Error(), EnvAnnotations+": ")) {
 			t.Errorf("%q: %v", list, err)
+		}
+	}
+}
+
+// TestDefaultAnnotationsThatDoNotFit: a container for which nobody has asked for a library starts
+// without it, and it is said; one whose annotation asks does not start.
+func TestDefaultAnnotationsThatDoNotFit(t *testing.T) {
+	dir := installed(t)
+	for _, c := range []struct {
+		mounts string
+		dirs   []string
+		why    string
+	}{
+		{`[{"destination":"/dev","type":"tmpfs"}]`, []string{dir}, ""},
+		{`[{"destination":"/dev","type":"bind"}]`, []string{dir}, "/dev is no tmpfs"},
+		{`[{"destination":"/dev","type":"tmpfs"},{"destination":"/dev/heddle-card.so","type":"bind","source":"/x"}]`, []string{dir}, "mounts[1]"},
+		{`[{"destination":"/dev","type":"tmpfs"}]`, []string{"/nowhere"}, "libheddle-card.so is not installed"},
+	} {
+		config, err := decodeConfig("c", []byte(`{"mounts":`+c.mounts+`}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		without, err := defaultAnnotations(config, card.annotation+"=true,io.heddle.other=true", []injection{card}, c.dirs)
+		if err != nil {
+			t.Fatal(err)
+		}
+		annotations := config["annotations"].(object)
+		given := annotations[card.annotation] == "true"
+		if given != (c.why == "") || given != (without == nil) || annotations["io.heddle.other"] != "true" {
+			t.Errorf("%s: %v without %v", c.mounts, annotations, without)
+		}
+		if without != nil && (!strings.Contains(without[0].why, c.why) || !strings.Contains(without[0].why, card.annotation+" of "+EnvAnnotations)) {
+			t.Errorf("%s: %s", c.mounts, without[0].why)
+		}
+		config["annotations"] = object{card.annotation: "true"}
+		_, _, err = inject(config, []injection{card}, target{socket: "/s"}, c.dirs)
+		if (err == nil) != (c.why == "") {
+			t.Errorf("%s, asked for: %v", c.mounts, err)
 		}
 	}
 }

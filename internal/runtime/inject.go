@@ -160,6 +160,20 @@ func (in injection) add(config object, to target, dirs []string) (lacks string, 
 	return "", in.addEnv(config)
 }
 
+// fits says why a container cannot have the libraries.
+func (in injection) fits(config object, dirs []string) error {
+	for _, l := range in.libraries {
+		source, err := findLibrary(l.file, dirs)
+		if err != nil {
+			return err
+		}
+		if _, err := taken(config, l.at, isBindOf(source)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func findLibrary(file string, dirs []string) (string, error) {
 	for _, dir := range dirs {
 		name := filepath.Join(dir, file)
@@ -170,10 +184,15 @@ func findLibrary(file string, dirs []string) (string, error) {
 	return "", fmt.Errorf("%s is not installed: want it in one of %s", file, strings.Join(dirs, ", "))
 }
 
+// isBindOf tells the mount of a file of the node's.
+func isBindOf(source string) func(entry object) bool {
+	return func(entry object) bool { return entry["type"] == "bind" && entry["source"] == source }
+}
+
 // addBind adds a bind mount, unless the bundle has it.
 func addBind(config object, b bind, to target) error {
 	source := b.source(to)
-	there, err := taken(config, b.at, func(entry object) bool { return entry["type"] == "bind" && entry["source"] == source })
+	there, err := taken(config, b.at, isBindOf(source))
 	if there || err != nil {
 		return err
 	}

@@ -21,7 +21,7 @@ BENCH_PACKAGES := iperf3
 PAPER_PACKAGES := iperf3 memcached nginx-light postgresql default-jre-headless
 TEST_PACKAGES  := nginx-light curl wrk redis-server redis-tools memcached etcd-server python3-minimal python3 \
                   default-jdk-headless iputils-ping tcpdump openssl libc6-dev strace traceroute bind9-dnsutils dnsmasq-base openmpi-bin \
-                  libpython3.11-testsuite containernetworking-plugins systemd net-tools lsof psmisc prometheus $(VERBS_PACKAGES)
+                  libpython3.11-testsuite containernetworking-plugins systemd net-tools lsof psmisc prometheus musl-tools $(VERBS_PACKAGES)
 # Programs of others that use verbs, and the library that ours stands in for.
 VERBS_PACKAGES := libibverbs1 ibverbs-utils perftest rdmacm-utils ucx-utils
 CONFORMANCE_PACKAGES := libpython3.11-testsuite python3 gcc libc6-dev openssl stress-ng

@@ -115,8 +115,22 @@ func TestSocketPool(t *testing.T) {
 	if err := json.Unmarshal([]byte(raw), &status); err != nil || len(status) != 1 || status[0].Interception.Batches == 0 || status[0].Interception.Sockets <= status[0].Interception.Batches {
 		t.Errorf("status tells of no batches: %v\n%s", err, raw)
 	}
+	t.Run("musl", func(t *testing.T) { muslPool(t, l) })
 	t.Run("bench", func(t *testing.T) { benchPool(t, l) })
 	t.Run("agent killed", func(t *testing.T) { killPoolAgent(l) })
+}
+
+// muslPool: the library does its work under another C library than the one that it was built with.
+func muslPool(t *testing.T, l poolLab) {
+	program := filepath.Join(t.TempDir(), "musl")
+	if out, err := exec.Command("musl-gcc", "-O1", "-Wall", "-Wextra", "-Werror", "-o", program, "testdata/musl.c").CombinedOutput(); err != nil {
+		t.Fatalf("musl-gcc: %v\n%s", err, out)
+	}
+	for want, words := range map[string][]string{"pool 1, musl 1\n": {program}, "pool 0, musl 1\n": {"env", "-u", "LD_PRELOAD", program}} {
+		if got := string(l.python(words...)); got != want {
+			t.Errorf("%v: %q, want %q", words, got, want)
+		}
+	}
 }
 
 // benchPool is a short `heddle bench pool`.

@@ -32,7 +32,7 @@ static __always_inline struct sock_tag *step_tag(struct sock *sk, const void *va
 }
 
 static __always_inline void write_socket(struct bpf_iter__bpf_sk_storage_map *ctx, struct sock *sk,
-                                         const struct sock_tag *tag, __u32 reason)
+                                         struct sock_tag *tag, __u32 reason)
 {
 	struct sock_common *common = (struct sock_common *)sk;
 	struct tcp_sock *tcp = bpf_skc_to_tcp_sock(sk);
@@ -51,8 +51,10 @@ static __always_inline void write_socket(struct bpf_iter__bpf_sk_storage_map *ct
 	barrier();
 	if (common->skc_state != state || !step_tag(sk, tag))
 		return;
-	if (reason && !r.locked)
+	if (reason && !r.locked) {
 		count(reason);
+		tag->reason = reason; /* its end is an event (sock/flow_events.h) */
+	}
 	bpf_seq_write(ctx->meta->seq, &r, sizeof(r));
 }
 

@@ -75,11 +75,13 @@ static __always_inline __u32 endpoint_of(struct bpf_sock *sk)
 	return tag ? tag->endpoint_id : 0;
 }
 
-/* Whether the packet stays within one container: those are not limited. */
+/* Whether the packet stays within one container: those are not limited. An answer by a published
+ * port to its node is from and to one address, too, the node's. */
 static __always_inline bool within_container(const struct packet *p)
 {
 	return is_alias(p->ip.daddr) || is_alias(p->ip.saddr) || is_mirror(p->ip.daddr) ||
-	       is_mirror(p->ip.saddr) || (p->ip.saddr && p->ip.saddr == p->ip.daddr);
+	       is_mirror(p->ip.saddr) ||
+	       (p->ip.saddr && p->ip.saddr == p->ip.daddr && endpoint_at(p->ip.saddr));
 }
 
 /* Puts one side of l, which may be NULL, into side: no cap if l is NULL. */

@@ -50,6 +50,7 @@ const (
 	ProtectLocks             Protection = 33
 	ProtectPeerKeys          Protection = 34
 	ProtectFlowShare         Protection = 35
+	ProtectPublished         Protection = 36
 )
 
 // ProtectionInfo describes one Protection.
@@ -97,6 +98,7 @@ var Protections = []ProtectionInfo{
 	{ProtectLocks, "locks", "a program that holds the lock of its socket for ever keeps neither cuts of others' connections nor lists waiting"},
 	{ProtectPeerKeys, "peer_keys", "an agent answers over the network to agents with the key of one of its network's nodes only"},
 	{ProtectFlowShare, "flow_share", "no flood of one container's takes the room of what is told of others' connections and packets"},
+	{ProtectPublished, "published", "a port of the node leads to a container where and while it is published: at 127.0.0.1 to the node alone, and after it is withdrawn nobody"},
 }
 
 // String gives the protection's name.

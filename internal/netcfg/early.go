@@ -70,8 +70,9 @@ func (r ruleset) untrackOverlay(chain *nftables.Chain) {
 // addLoopback adds the chain for what comes by lo. A packet has what early-out and connection
 // tracking made of it, unless it passed the shaping device: the redirect there takes it away, so
 // that an untracked packet would be tracked after all, and its connection from one side only. It is
-// given back by addresses and ports, since RSTs of the kernel have no mark. For what was tracked
-// nothing is needed: it finds its entry again.
+// given back by addresses and ports, since RSTs of the kernel have no mark. What was tracked finds
+// its entry again, unless it has been translated since: an answer by a published port, between
+// addresses of the node. Tracked anew, with its entry's own addresses, it would get another port.
 func (r ruleset) addLoopback() {
 	chain := r.chain(loopbackChain)
 	r.rule(chain, "tracked, or not to be", hasState(), decided(expr.VerdictAccept))
@@ -80,6 +81,15 @@ func (r ruleset) addLoopback() {
 	}
 	for _, which := range []side{destination, source} {
 		r.untrackDirect(chain, which)
+	}
+	r.rule(chain, "translated already", localMatch(source), localMatch(destination), untracked())
+}
+
+// localMatch is "fib saddr (or daddr) type local": one of the node's own addresses.
+func localMatch(which side) []expr.Any {
+	return []expr.Any{
+		&expr.Fib{Register: 1, ResultADDRTYPE: true, FlagSADDR: which == source, FlagDADDR: which == destination},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binaryutil.NativeEndian.PutUint32(unix.RTN_LOCAL)},
 	}
 }
 

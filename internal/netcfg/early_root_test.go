@@ -194,6 +194,15 @@ func (b *rulebook) apply(t *testing.T, chain string, exprs []expr.Any, s sample,
 			if reg = f.conntrack(t, e.Key, s.dnat); reg == nil {
 				return nil
 			}
+		case *expr.Fib:
+			a := s.dst
+			if e.FlagSADDR {
+				a = s.src
+			}
+			reg = binaryutil.NativeEndian.PutUint32(unix.RTN_UNICAST)
+			if isLocal(a) {
+				reg = binaryutil.NativeEndian.PutUint32(unix.RTN_LOCAL)
+			}
 		case *expr.Immediate:
 			reg = e.Data
 		case *expr.Notrack:
@@ -212,6 +221,9 @@ func (b *rulebook) apply(t *testing.T, chain string, exprs []expr.Any, s sample,
 	}
 	return nil
 }
+
+// isLocal reports whether a is an address of the node's, for packets without a mark.
+func isLocal(a netip.Addr) bool { return a.IsLoopback() || a == nodeConfig(0).Underlay }
 
 // conntrack gives a key of "ct", nil where the kernel ends the rule because the packet has no
 // entry.
@@ -285,7 +297,7 @@ func wanted(cfg NodeConfig, s sample) fate {
 	case s.in != "lo":
 		untracked(s.in == DivertDevice || direct || s.mark == cfg.Mark && fromMirror)
 	case s.ct == ctNone:
-		untracked(direct || local)
+		untracked(direct || local || isLocal(s.src) && isLocal(s.dst))
 	default:
 		f.ct = s.ct
 	}

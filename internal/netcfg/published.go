@@ -226,7 +226,9 @@ func addPublishedChains(c *nftables.Conn, table *nftables.Table, node Publishing
 	back := r.base(publishedBack, nftables.ChainTypeNAT, nftables.ChainHookPostrouting, *nftables.ChainPriorityNATSource)
 	loopback := netip.PrefixFrom(model.Loopback4, 8)
 	own := addrMatch(netip.PrefixFrom(model.Loopback4, 32), destination, expr.CmpOpNeq)
-	r.rule(in, "nobody beyond the node reaches its loopback addresses", addrMatch(loopback, destination, expr.CmpOpEq), decided(expr.VerdictReturn))
+	if model.ProtectPublished.On() {
+		r.rule(in, "nobody beyond the node reaches its loopback addresses", addrMatch(loopback, destination, expr.CmpOpEq), decided(expr.VerdictReturn))
+	}
 	r.rule(out, "others are of containers", addrMatch(loopback, destination, expr.CmpOpEq), own[familyMatched:], decided(expr.VerdictReturn))
 	elsewhere := []netip.Prefix{netip.MustParsePrefix("::1/128"), netip.MustParsePrefix("fe80::/10")}
 	for _, a := range node.Gateways {
@@ -331,6 +333,9 @@ func (f flowOfPort) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
 
 // forgetFlows has connection tracking forget.
 func forgetFlows(flows []flowOfPort) error {
+	if !model.ProtectPublished.On() {
+		return nil
+	}
 	for _, f := range flows {
 		family := netlink.InetFamily(unix.AF_INET)
 		if f.at.Is6() {

@@ -76,6 +76,7 @@ func holdLocks(t *testing.T) (gained string) {
 		<-applied
 		return fmt.Sprintf("%s of %d forbidden connections of another container's had ended after a second", ended, victims)
 	}
+	awaitReasons(t, port)
 	// What else passes over sockets goes on, containers start, and the operator is told.
 	// Without the protection a pass may have met the victims before the locks: then the list waits.
 	list, err := exec.CommandContext(t.Context(), lab.Bin, "connections", "--node", "n1", "--lab", lab.Name).CombinedOutput()
@@ -122,6 +123,22 @@ func hold(t *testing.T, addr string, port int) *lab.Program {
 	testutil.NoError(t, err)
 	attacker.WaitFor("held")
 	return attacker
+}
+
+// awaitReasons waits until each victim's cut has been told, with its reason: most were ended one by
+// one, without the pass that waits for a lock.
+func awaitReasons(t *testing.T, port int) {
+	t.Helper()
+	testutil.Eventually(t, "each cut to be told with its reason", func() (bool, string) {
+		said := lab.Heddle(t, "observe", "--json", "--node", "n1", "--from", "n1/c2", "--event", "cut", "--port", strconv.Itoa(port))
+		n := 0
+		for line := range strings.Lines(said) {
+			if strings.Contains(line, `"seen_by":"from"`) && strings.Contains(line, `"reason":"cut_policy"`) {
+				n++
+			}
+		}
+		return n == victims, said
+	})
 }
 
 // forbidBeside applies a policy that forbids a port, beside what follows: an agent that waits for a

@@ -137,3 +137,54 @@ func TestMigrateUnlearned(t *testing.T) {
 		})
 	}
 }
+
+// TestMigratePublished: published ports end with what they had opened when an endpoint leaves their
+// node; on the other one it has those that are asked for there.
+func TestMigratePublished(t *testing.T) {
+	const plugin = `{"type":"heddle-cni","socket":"SOCKET","capabilities":{"portMappings":true,"ips":true}}`
+	old, next := lab.NewCNIEngine(t, "n1", "heddle", plugin), lab.NewCNIEngine(t, "n2", "heddle", plugin)
+	port, inside := lab.FreePort(), lab.FreePort()
+	mappings := []map[string]any{{"hostPort": port, "containerPort": inside, "protocol": "tcp"}, {"hostPort": port, "containerPort": inside, "protocol": "udp"}}
+	serve := func(e *lab.CNIEngine, id, netns string) (server *lab.Peer) {
+		e.Run(id, netns)
+		server = e.Peer(id)
+		server.Must(`l = listen(4, "0.0.0.0", %d)`, inside)
+		server.Must(`u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)`)
+		server.Must(`u.bind(("0.0.0.0", %d))`, inside)
+		server.Must(`u.settimeout(5)`)
+		return server
+	}
+	rt := old.Sandbox("cni-leaver")
+	rt.CapabilityArgs = map[string]any{"portMappings": mappings}
+	addr := lab.AddrOf(old.Add(rt), 0)
+	server := serve(old, "cni-leaver", rt.NetNS)
+	client := lab.StartOutside(t)
+	client.Must(`s = connect(4, %q, %d)`, lab.Address(t, "host", "n1/c1"), port)
+	client.Must(`d = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)`)
+	client.Must(`d.settimeout(5)`)
+	client.Must(`d.connect((%q, %d))`, lab.Address(t, "host", "n1/c1"), port)
+	client.Must(`d.send(b"here")`)
+	server.Expect(`"here"`, `u.recv(10).decode()`)
+
+	old.Ended("cni-leaver")
+	old.MigrateTo(rt, "n2")
+	if ports := portsOn(t, "n1"); len(ports) > 0 {
+		t.Errorf("ports of an endpoint that has left: %v", ports)
+	}
+	lab.AwaitMove(t, "n2", addr, "n2")
+	there := next.Sandbox("cni-left")
+	there.CapabilityArgs = map[string]any{"portMappings": mappings, "ips": []string{addr.String() + "/24"}}
+	next.Add(there)
+	server = serve(next, "cni-left", there.NetNS)
+	lab.AwaitMove(t, "n1", addr, "n2")
+	client.Must(`d.send(b"late")`)
+	client.Expect(`"ECONNREFUSED"`, `error_of(d.recv, 10)`)
+	client.Expect(`"ECONNREFUSED"`, `error_of(connect, 4, %q, %d)`, lab.Address(t, "host", "n1/c1"), port)
+	client.Must(`connect(4, %q, %d).close()`, lab.Address(t, "host", "n2/c1"), port)
+	client.Must(`d.connect((%q, %d))`, lab.Address(t, "host", "n2/c1"), port)
+	client.Must(`d.send(b"there")`)
+	server.Expect(`"there"`, `u.recv(10).decode()`)
+	next.Ended("cni-left")
+	testutil.NoError(t, next.CNI.DelNetworkList(t.Context(), next.List, there))
+	lab.AwaitMove(t, "n1", addr, "")
+}

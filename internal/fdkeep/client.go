@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -51,7 +52,7 @@ func (c *Client) Drop(key string) error {
 // TakeAll fetches duplicates of everything kept. The keeper keeps its own, so that an agent that
 // dies right after loses nothing.
 func (c *Client) TakeAll() ([]Kept, error) {
-	all, err := c.do(request{Op: opTake})
+	all, err := c.do(request{Op: opTake, Look: true})
 	if err != nil {
 		return nil, fmt.Errorf("fetch kept listeners: %w", err)
 	}
@@ -83,6 +84,42 @@ func (c *Client) Watch(ctx context.Context) error {
 		return fmt.Errorf("watch fd keeper: it answers %.200q: it is of an older version", msg)
 	}
 	return nil
+}
+
+// ErrNotServed says that the keeper is of a version that never has calls continue.
+var ErrNotServed = errors.New("the fd keeper is of an older version")
+
+// Serve says that the caller answers the calls of what is kept from here on, until it closes hold
+// or ends. Then the keeper has those continue that CallPage.SetAway names; continued is how many it
+// has had continue since it was started.
+func (c *Client) Serve() (hold io.Closer, continued uint64, err error) {
+	conn, err := c.dial()
+	if err != nil {
+		return nil, 0, fmt.Errorf("serve kept listeners: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			conn.Close()
+		}
+	}()
+	var rep reply
+	err = send(conn, request{Op: opServe})
+	if err == nil {
+		var msg []byte
+		var fds []int
+		msg, fds, err = receive(conn)
+		closeAll(fds)
+		if err == nil {
+			err = json.Unmarshal(msg, &rep)
+		}
+	}
+	switch {
+	case err != nil:
+		return nil, 0, fmt.Errorf("serve kept listeners: %w", err)
+	case rep.Error != "":
+		return nil, 0, fmt.Errorf("%w: %s", ErrNotServed, rep.Error)
+	}
+	return conn, rep.Continued, nil
 }
 
 // Stop ends the keeper. Programs whose listener no agent serves then get ENOSYS from trapped calls.

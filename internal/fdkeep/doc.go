@@ -2,7 +2,8 @@
 //
 // A trapped call fails with ENOSYS as soon as the last descriptor of its listener closes. So a
 // small process of its own, the fd keeper, keeps a duplicate of every listener the agent serves,
-// under a key and with a blob of metadata. While the agent is away calls wait; the next agent
+// under a key and with a blob of metadata. While the agent is away calls wait, but those that the
+// agent has said may continue: these the keeper has the kernel go on with (away.go). The next agent
 // fetches the listeners and answers. The keeper drops a listener by itself once its filter has no
 // users left.
 //

@@ -16,9 +16,13 @@ import (
 type entry struct {
 	meta     []byte
 	fd, page int
+	calls    CallPage // page, once it was needed; else nil
 }
 
-func (e entry) close() { closeAll([]int{e.fd, e.page}) }
+func (e entry) close() {
+	e.calls.unmap()
+	closeAll([]int{e.fd, e.page})
+}
 
 // keeper keeps listeners. Its map and the descriptors in it are guarded by mu, which is held across
 // system calls that cannot block only (close, dup, epoll_ctl).
@@ -28,6 +32,7 @@ type keeper struct {
 	mu      sync.Mutex
 	entries map[string]entry
 	byFD    map[int32]string // listener descriptor -> key
+	away    away
 }
 
 // Run holds listeners for the clients of socketPath until ctx is done or a client says stop. It
@@ -104,7 +109,13 @@ func (h *keeper) answer(ctx context.Context, c *net.UnixConn, stop context.Cance
 	case r.Op == opDrop:
 		h.drop(r.Key)
 	case r.Op == opTake:
+		if !r.Look {
+			h.endAway() // an agent from before there was opServe
+		}
 		err = h.sendAll(c)
+	case r.Op == opServe:
+		h.served(ctx, c)
+		return // the answer came at the beginning
 	case r.Op == opWatch:
 		await(ctx, c)
 		return // hanging up is the answer
@@ -140,6 +151,9 @@ func (h *keeper) put(key string, e entry) error {
 	}
 	h.dropLocked(key)
 	h.entries[key], h.byFD[int32(e.fd)] = e, key
+	if h.away.answers {
+		h.beginFor(key)
+	}
 	return nil
 }
 
@@ -211,7 +225,8 @@ func (h *keeper) copyOf(key string) (meta []byte, fds []int, err error) {
 	return e.meta, fds, err
 }
 
-// watch drops listeners whose filters have no users left, until stopFD becomes readable.
+// watch drops listeners whose filters have no users left, and has the calls of others continue
+// while no agent runs, until stopFD becomes readable.
 func (h *keeper) watch(stopFD int32) {
 	events := make([]unix.EpollEvent, 64)
 	for {
@@ -223,7 +238,12 @@ func (h *keeper) watch(stopFD int32) {
 			if ev.Fd == stopFD {
 				return
 			}
-			h.hungUp(ev.Fd)
+			if ev.Events&unix.EPOLLIN != 0 {
+				h.called(ev.Fd)
+			}
+			if ev.Events&(unix.EPOLLHUP|unix.EPOLLERR) != 0 {
+				h.hungUp(ev.Fd)
+			}
 		}
 	}
 }

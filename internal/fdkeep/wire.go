@@ -33,6 +33,8 @@ const (
 	opStop = "stop"
 	// opWatch is never answered: the connection ends with the keeper.
 	opWatch = "watch"
+	// opServe says that the client answers the listeners' calls until it hangs up.
+	opServe = "serve"
 )
 
 // request is a client's message. Put carries the listener and its page by SCM_RIGHTS, in that
@@ -41,6 +43,8 @@ type request struct {
 	Op   string `json:"op"`
 	Key  string `json:"key,omitempty"`
 	Meta []byte `json:"meta,omitempty"`
+	// Look says of opTake that the client does not answer calls, or says so by opServe.
+	Look bool `json:"look,omitempty"`
 }
 
 // reply is a keeper's message. Take is answered by one reply an entry, each with its descriptors,
@@ -50,6 +54,8 @@ type reply struct {
 	Error string `json:"error,omitempty"`
 	Key   string `json:"key,omitempty"`
 	Meta  []byte `json:"meta,omitempty"`
+	// Continued answers opServe: calls that the keeper has had continue since it was started.
+	Continued uint64 `json:"continued,omitempty"`
 }
 
 // check reports what is wrong with a request that came with fds descriptors.
@@ -66,7 +72,7 @@ func (r request) check(fds int) error {
 		if len(r.Meta) > MaxMetaBytes {
 			return fmt.Errorf("metadata of %d bytes: want at most %d", len(r.Meta), MaxMetaBytes)
 		}
-	case opTake, opStop, opWatch:
+	case opTake, opStop, opWatch, opServe:
 	default:
 		return fmt.Errorf("operation %q: unknown", r.Op)
 	}

@@ -21,6 +21,9 @@ type OwnStackConfig struct {
 	Device    string     // of the container; "" is model.DefaultDevice
 	Addr      netip.Addr // the endpoint's IPv4 overlay address
 	Table     int        // of routes for node sockets
+	// Ports are those that the kernel chooses from in the container's own stack, unless the
+	// container has been given a range of its own. The zero range: what they are.
+	Ports model.PortRange
 	// OnLoopback and IntoLoopback are the programs for the container's namespace
 	// (datapath.TCPrograms).
 	OnLoopback, IntoLoopback int
@@ -146,19 +149,38 @@ func joinLoopback(h *netlink.Handle, cfg OwnStackConfig) error {
 	if err := attachClassTC(eth.Attrs().Index, Ingress, cfg.IntoLoopback, "into_loopback", class); err != nil {
 		return err
 	}
-	return attachClassTC(LoopbackIfindex, Egress, cfg.OnLoopback, "on_loopback", class)
+	err = attachClassTC(LoopbackIfindex, Egress, cfg.OnLoopback, "on_loopback", class)
+	if err != nil || cfg.Ports == (model.PortRange{}) {
+		return err
+	}
+	return movePorts(kernelPorts, cfg.Ports)
 }
 
-// LeaveOwnStack undoes in the container's namespace what JoinOwnStack did to lo there for endpoint
-// id; the rest goes with the endpoint's device. A namespace that is gone is no error, and neither
-// is one that was made anew under the same path and is another endpoint's by now: that one's stays.
-func LeaveOwnStack(path string, id model.EndpointID) error {
+// kernelPorts are those that the kernel chooses from in a new network namespace.
+var kernelPorts = model.PortRange{First: 32768, Last: 60999}
+
+// movePorts has the kernel choose ports from another range in this network namespace, unless
+// somebody has given it one of their own.
+func movePorts(from, to model.PortRange) error {
+	const path = "ipv4/ip_local_port_range"
+	have, err := EphemeralPorts()
+	if err != nil || have != from {
+		return err
+	}
+	return setSysctl(path, fmt.Sprintf("%d\t%d", to.First, to.Last))
+}
+
+// LeaveOwnStack undoes in the container's namespace what JoinOwnStack did there for endpoint id and
+// ports; the rest goes with the endpoint's device. A namespace that is gone is no error, and
+// neither is one that was made anew under the same path and is another endpoint's by now: that
+// one's stays.
+func LeaveOwnStack(path string, id model.EndpointID, ports model.PortRange) error {
 	err := inContainer(path, func(h *netlink.Handle) error {
 		others, err := isOthersLoopback(h, id)
 		if err != nil || others {
 			return err
 		}
-		errs := []error{DetachTC(LoopbackIfindex, Egress)}
+		errs := []error{DetachTC(LoopbackIfindex, Egress), movePorts(ports, kernelPorts)}
 		for _, key := range []string{"accept_local", "route_localnet"} {
 			errs = append(errs, setSysctl("ipv4/conf/lo/"+key, "0"))
 		}

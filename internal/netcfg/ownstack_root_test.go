@@ -20,13 +20,21 @@ func TestOwnStack(t *testing.T) {
 	bare, fresh := dumpState(t, node), dumpState(t, cfg.NetnsPath)
 	top.add(t, 0, cfg)
 	program := verdict(t, actOK)
+	ports := model.PortRange{First: 57469, Last: 65535}
 	join := func() error {
-		return JoinOwnStack(OwnStackConfig{ID: cfg.ID, NetnsPath: cfg.NetnsPath, Addr: c1, Table: testTable, OnLoopback: program, IntoLoopback: program})
+		return JoinOwnStack(OwnStackConfig{ID: cfg.ID, NetnsPath: cfg.NetnsPath, Addr: c1, Table: testTable, Ports: ports, OnLoopback: program, IntoLoopback: program})
+	}
+	chosen := func(when, want string) {
+		t.Helper()
+		if got := run(t, cfg.NetnsPath, "sysctl -n net.ipv4.ip_local_port_range"); strings.Join(strings.Fields(got), " ") != want {
+			t.Errorf("%s: ports %s, want %s", when, got, want)
+		}
 	}
 	sysctls := func() string {
 		return run(t, cfg.NetnsPath, "sysctl -n net.ipv4.conf.lo.accept_local net.ipv4.conf.lo.route_localnet")
 	}
 	in(t, node, join)
+	chosen("joined", "57469 65535")
 	joinedOutside, joinedInside := dumpState(t, node), dumpState(t, cfg.NetnsPath)
 	for device, want := range map[string]string{
 		"lo egress":    "handle 0x1 flowid :2a heddle:on_loopback direct-action",
@@ -58,23 +66,34 @@ func TestOwnStack(t *testing.T) {
 	sameState(t, cfg.NetnsPath, "repeat, container", joinedInside)
 
 	// Another endpoint was in a namespace that had the path before.
-	if err := LeaveOwnStack(cfg.NetnsPath, cfg.ID+1); err != nil {
+	if err := LeaveOwnStack(cfg.NetnsPath, cfg.ID+1, ports); err != nil {
 		t.Fatal(err)
 	}
 	sameState(t, cfg.NetnsPath, "another endpoint leaves", joinedInside)
 	if got := strings.Fields(sysctls()); strings.Join(got, " ") != "1 1" {
 		t.Errorf("sysctls of lo, after another endpoint left: %v", got)
 	}
-	if err := LeaveOwnStack(cfg.NetnsPath, cfg.ID); err != nil {
+	if err := LeaveOwnStack(cfg.NetnsPath, cfg.ID, ports); err != nil {
 		t.Fatal(err)
 	}
 	if got := strings.Fields(sysctls()); strings.Join(got, " ") != "0 0" {
 		t.Errorf("sysctls of lo, after: %v", got)
 	}
+	chosen("left", "32768 60999")
+	// A container's own choice stays.
+	if err := InContainer(cfg.NetnsPath, func() error { return setSysctl("ipv4/ip_local_port_range", "20000\t30000") }); err != nil {
+		t.Fatal(err)
+	}
+	in(t, node, join)
+	chosen("joined with a range of its own", "20000 30000")
+	if err := LeaveOwnStack(cfg.NetnsPath, cfg.ID, ports); err != nil {
+		t.Fatal(err)
+	}
+	chosen("left with a range of its own", "20000 30000")
 	in(t, node, func() error { return DelEndpoint(cfg.ID, cfg.Addrs) })
 	sameState(t, cfg.NetnsPath, "gone, container", fresh)
 	sameState(t, node, "gone", bare)
-	if err := LeaveOwnStack("/run/netns/not-there", cfg.ID); err != nil {
+	if err := LeaveOwnStack("/run/netns/not-there", cfg.ID, ports); err != nil {
 		t.Errorf("a namespace that is gone: %v", err)
 	}
 }

@@ -92,6 +92,7 @@ func Start(ctx context.Context, cfg Config) (_ *Agent, err error) {
 		cfg.CompareMaps = defaultCompareMaps
 	}
 	a := compose(&host{cfg: cfg, log: cfg.Log, started: time.Now(), known: newRegistry(), traps: trap.New()})
+	a.away = newAway(a.traps.AwayChanged)
 	if a.log == nil {
 		a.log = slog.Default()
 	}
@@ -208,7 +209,7 @@ func (a *Agent) setupKernel() (err error) {
 		return fmt.Errorf("set up node devices: %w", err)
 	}
 	a.topology.overlay = netcfg.NewOverlay(a.devices, a.self.Name)
-	a.stacker = newStacker(a.self.Name, &a.faults, a.log)
+	a.stacker = newStacker(a.self.Name, a.away, &a.faults, a.log)
 	if err := a.openPlanes(); err != nil {
 		return err
 	}

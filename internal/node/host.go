@@ -42,6 +42,7 @@ type host struct {
 
 	enforcer *enforcer
 	stacker  *stacker
+	away     *away
 	known    *registry
 	// encryption is shared by what follows the network, and what keeps the keys.
 	encryption encryption

@@ -27,6 +27,9 @@ type kernelTCP interface {
 	KeepCongestion(used map[string]bool) error
 	// CheckCongestion gives the name of the congestion control in an object that this kernel takes.
 	CheckCongestion(object []byte) (name string, err error)
+	// PlainSockets reports whether plain sockets of an endpoint's container reach what its node
+	// sockets reach, by the overlay.
+	PlainSockets(model.Endpoint) bool
 	// FollowStacks brings live connections to what SetStack said last.
 	FollowStacks() error
 }
@@ -39,6 +42,7 @@ type stacker struct {
 	self   string
 	faults *faults
 	log    *slog.Logger
+	away   *away         // is told whose TCP is the kernel's
 	asked  chan struct{} // says that what planes serve has changed
 	again  atomic.Bool   // so does this, to follow
 
@@ -53,8 +57,8 @@ type stacker struct {
 	settled bool          // nothing is left to try of it
 }
 
-func newStacker(self string, faults *faults, log *slog.Logger) *stacker {
-	return &stacker{self: self, faults: faults, log: log, asked: make(chan struct{}, 1), own: make(map[model.EndpointID]model.Endpoint),
+func newStacker(self string, away *away, faults *faults, log *slog.Logger) *stacker {
+	return &stacker{self: self, away: away, faults: faults, log: log, asked: make(chan struct{}, 1), own: make(map[model.EndpointID]model.Endpoint),
 		chosen: make(map[model.EndpointID]stack.Choice), news: make(chan struct{})}
 }
 
@@ -104,6 +108,7 @@ func (s *stacker) remove(e model.Endpoint) error {
 	defer s.change.Unlock()
 	delete(s.own, e.ID)
 	delete(s.chosen, e.ID)
+	s.away.forget(e.ID)
 	s.faults.Clear(api.FaultStack, e.Name)
 	return s.planes.SetStack(e, stack.Choice{Stack: stack.Kernel})
 }
@@ -162,6 +167,7 @@ func (s *stacker) lacking() bool {
 // apply chooses an endpoint's stack and tells the planes. The caller holds change.
 func (s *stacker) apply(e model.Endpoint) error {
 	c := stack.Serve(stack.Choose(s.seen.Stacks, e, s.seen.Namespaces), s.planes.ServeStack)
+	s.away.setPlain(e.ID, c.Stack.IsKernels() && s.kernel.PlainSockets(e))
 	if err := s.planes.SetStack(e, c); err != nil {
 		delete(s.chosen, e.ID)
 		return fmt.Errorf("endpoint %s: %w", e.Name, err)

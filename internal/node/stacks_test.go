@@ -47,12 +47,14 @@ func (c *countedTCP) CheckCongestion([]byte) (string, error) { return "", nil }
 
 func (c *countedTCP) FollowStacks() error { return nil }
 
+func (c *countedTCP) PlainSockets(e model.Endpoint) bool { return e.Adopted == nil }
+
 // TestStackerFollows: endpoints have what profiles say, and states that say nothing new of these
 // cost nothing; what could not be served is tried again, with the next state or when a plane asks.
 func TestStackerFollows(t *testing.T) {
 	tcp := &countedTCP{has: map[string]bool{"bbr": true}, told: make(map[model.EndpointID]stack.Choice)}
 	var all faults
-	s := newStacker("n1", &all, slog.New(slog.DiscardHandler))
+	s := newStacker("n1", newAway(func() {}), &all, slog.New(slog.DiscardHandler))
 	s.planes, s.kernel = tcp, tcp
 	s.know(model.Endpoint{ID: 1, Name: "a", Labels: map[string]string{"tier": "wan"}})
 	s.know(model.Endpoint{ID: 2, Name: "b"})

@@ -145,5 +145,8 @@ func (rp *reports) Services(context.Context) ([]model.Service, error) { return r
 
 // EditServices changes them, one after the other.
 func (rp *reports) EditServices(ctx context.Context, edit api.ServiceEdit) error {
+	if len(edit.Put) > 0 {
+		rp.away.hasServices() // before there is any: who is away does not hear
+	}
 	return rp.planes.EditServices(ctx, edit)
 }

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"fmt"
 	"path/filepath"
 
 	"heddle.dev/heddle/internal/fdkeep"
@@ -14,6 +15,7 @@ func (a *Agent) listenForCalls() error {
 	cfg := trap.Config{
 		SocketPath: a.cfg.SeccompSocket, Log: a.log,
 		Resolve: a.attachments.resolve, EndpointIn: a.docker.endpointIn, NetnsOf: a.known.netnsOf,
+		Away: a.away.call,
 	}
 	if exe := a.cfg.KeeperExe; exe != "" {
 		socket := filepath.Join(a.cfg.StateDir, "holder.sock")
@@ -24,6 +26,12 @@ func (a *Agent) listenForCalls() error {
 		}
 		a.keeper = a.mirrored(fdkeep.NewClient(socket))
 		cfg.Keeper = a.keeper
+	}
+	// An earlier agent's are there still.
+	if services, err := a.planes.Services(); err != nil {
+		return fmt.Errorf("services: %w", err)
+	} else if len(services) > 0 {
+		a.away.hasServices()
 	}
 	return a.traps.Listen(cfg)
 }

@@ -77,6 +77,7 @@ func (s *Server) register(l *Listener, id model.EndpointID, known bool) error {
 	if known {
 		s.bind(l, id)
 	}
+	s.setAway(l)
 	s.listeners[l] = struct{}{}
 	s.tasks.Go(func() {
 		finished := l.run()
@@ -141,6 +142,7 @@ func (s *Server) move(l *Listener, id model.EndpointID) {
 	if ep := l.ep.Load(); ep == nil || ep.Removed() || ep.ID != id { // else another reader came first
 		unused = s.unbind(l)
 		s.bind(l, id)
+		s.setAway(l)
 	}
 	s.mu.Unlock()
 	s.released(unused)
@@ -170,6 +172,7 @@ func (s *Server) Forget(id model.EndpointID) {
 	s.mu.Unlock()
 	if ep != nil {
 		ep.Remove()
+		s.AwayChanged()
 		s.released(ep)
 	}
 }

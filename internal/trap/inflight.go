@@ -1,10 +1,9 @@
 package trap
 
 import (
-	"fmt"
 	"unsafe"
 
-	"golang.org/x/sys/unix"
+	"heddle.dev/heddle/internal/fdkeep"
 )
 
 // inflightCall is a call that was received and is not yet answered. It lies at the beginning of a
@@ -18,29 +17,24 @@ type inflightCall struct {
 }
 
 // A call page is the memory a kept listener keeps the in-flight calls in: one for each reader, at
-// multiples of inflightBytes, and behind them those that were deferred. An agent from before there
-// were several readers, or deferred calls, knows the first only.
-const (
-	callPageBytes = 4096
-	inflightBytes = 128
-)
-
+// multiples of fdkeep.PlaceBytes, and behind them those that were deferred. An agent from before
+// there were several readers, or deferred calls, knows the first only.
 var (
-	_ [inflightBytes - unsafe.Sizeof(inflightCall{})]byte
-	_ [callPageBytes - maxReaders*inflightBytes]byte
+	_ [fdkeep.CallBytes - unsafe.Sizeof(inflightCall{})]byte
+	_ [unsafe.Sizeof(inflightCall{}) - fdkeep.CallBytes]byte
 )
 
 // mapInflight places the in-flight calls in the shared memory behind fd, with what it holds.
 func (l *Listener) mapInflight(fd int) error {
-	page, err := unix.Mmap(fd, 0, callPageBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	page, err := fdkeep.MapCallPage(fd)
 	if err != nil {
-		return fmt.Errorf("map call page: %w", err)
+		return err
 	}
 	l.page = page
 	for i := range l.inflight {
-		l.inflight[i] = (*inflightCall)(unsafe.Pointer(&page[i*inflightBytes]))
+		l.inflight[i] = (*inflightCall)(unsafe.Pointer(&page[i*fdkeep.PlaceBytes]))
 	}
-	for at := maxReaders * inflightBytes; at < callPageBytes; at += inflightBytes {
+	for at := maxReaders * fdkeep.PlaceBytes; at < fdkeep.PageBytes; at += fdkeep.PlaceBytes {
 		l.deferred.places = append(l.deferred.places, (*inflightCall)(unsafe.Pointer(&page[at])))
 	}
 	return nil

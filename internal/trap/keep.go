@@ -32,7 +32,7 @@ func (s *Server) prepareKeep(l *Listener) {
 	}
 	page, err := unix.MemfdCreate("heddle-call", unix.MFD_CLOEXEC)
 	if err == nil {
-		if err = unix.Ftruncate(page, callPageBytes); err == nil {
+		if err = unix.Ftruncate(page, fdkeep.PageBytes); err == nil {
 			err = l.mapInflight(page)
 		}
 		if err != nil {
@@ -103,6 +103,7 @@ func (s *Server) watchKeeper(ctx context.Context) {
 			}
 		}
 		s.keeper.Add(1)
+		s.serveKept()
 		s.keepSocket()
 		s.keepAll()
 	}
@@ -168,6 +169,10 @@ func (s *Server) resume() {
 			s.log.Error("kept listener not resumed", "key", p.Key, "err", err)
 			continue
 		}
+		if n := l.page.TakeContinued(); n > 0 {
+			s.log.Warn("a container made sockets while no agent ran: they are its own stack's until they are closed",
+				"reason", s.why.noAgent.Name, "sockets", n, "container", l.state.State.ID, "metadata", l.state.Metadata)
+		}
 		s.serveListener(l)
 	}
 	if count > 0 {
@@ -190,13 +195,6 @@ func (s *Server) unpack(p fdkeep.Kept) (l *Listener, err error) {
 	}
 	if !isNotifyFD(p.FD) {
 		return nil, errors.New("not a seccomp listener")
-	}
-	var st unix.Stat_t
-	if err := unix.Fstat(p.Page, &st); err != nil {
-		return nil, fmt.Errorf("call page: %w", err)
-	}
-	if st.Size < callPageBytes { // touching it would be a SIGBUS
-		return nil, fmt.Errorf("call page of %d bytes, want %d", st.Size, callPageBytes)
 	}
 	return l, l.mapInflight(p.Page)
 }

@@ -9,6 +9,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"heddle.dev/heddle/internal/fdkeep"
 	"heddle.dev/heddle/internal/model"
 )
 
@@ -24,10 +25,10 @@ type Listener struct {
 	ep atomic.Pointer[Endpoint]
 
 	// Set before the first reader begins. Empty, -1 and nil if the listener cannot be kept.
-	key    string // the keeper's name for it
-	pageFD int    // memfd of page
-	page   []byte // shared memory that holds inflight
-	syncs  bool   // callers wake readers on their own processor
+	key    string          // the keeper's name for it
+	pageFD int             // memfd of page
+	page   fdkeep.CallPage // shared memory that holds inflight
+	syncs  bool            // callers wake readers on their own processor
 
 	// inflight are the calls being answered, one for each reader; zero while there is none. When
 	// the listener is kept, they lie in memory the keeper keeps too, so that the next agent can

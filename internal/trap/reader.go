@@ -7,13 +7,15 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/fdkeep"
 )
 
 const (
 	// maxReaders bounds the threads that answer calls of one listener at a time. Each answer waits
 	// for its caller to run and take the socket; more readers than processors let the others go on
 	// meanwhile. What was tried is in docs/benchmarks/log.md.
-	maxReaders = 4
+	maxReaders = fdkeep.ReaderPlaces
 	// crowdedAfter is how many calls in a row must have been there already before another reader
 	// joins.
 	crowdedAfter = 8

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -36,6 +37,10 @@ type Keeper interface {
 	// Watch returns nil when the keeper has ended and an error if ctx ends first or the keeper
 	// cannot be watched.
 	Watch(ctx context.Context) error
+	// Serve says that the agent answers calls, until hold is closed or the agent ends; continued is
+	// how many have continued while there was none. fdkeep.ErrNotServed says that the keeper does
+	// not have calls continue.
+	Serve() (hold io.Closer, continued uint64, err error)
 }
 
 // Config says how a Server works.
@@ -57,6 +62,10 @@ type Config struct {
 	// own. It is asked for every call and must be quick. Nil means that namespaces are not
 	// compared.
 	NetnsOf func(model.EndpointID) (inode uint64, ok bool)
+	// Away gives the call of a listener's containers, by its number on NativeArch, that may have
+	// its effect in the caller's own namespaces while no agent runs; false if all wait for the next
+	// agent. It is asked with a lock of the server's held. Nil means that all wait.
+	Away func(l *Listener, id model.EndpointID) (nr int32, ok bool)
 	// Log gets what operators must know. Nil means slog.Default().
 	Log *slog.Logger
 	// Keeper keeps listeners across restarts of the agent. Without one (nil), containers get ENOSYS
@@ -104,6 +113,7 @@ type Server struct {
 	closed    bool
 	endpoints map[model.EndpointID]*Endpoint
 	listeners map[*Listener]struct{}
+	held      io.Closer // what tells the keeper that calls are this server's; nil: nothing
 }
 
 // New gives a server without handlers, which Handle registers. Listen makes it ready, Serve runs
@@ -172,6 +182,7 @@ func (s *Server) Serve(ctx context.Context) error {
 			return nil
 		}
 	}
+	s.serveKept() // before the first call is received
 	s.resume()
 	if s.cfg.Keeper != nil {
 		s.keepSocket()
@@ -227,8 +238,8 @@ func (s *Server) pause(d time.Duration) {
 
 // Close ends every loop after the answer it is giving, then the handlers, and releases the hand-off
 // socket. Kept listeners and the kept hand-off socket stay kept: calls and hand-offs made from here
-// on wait for the next server. Close may be called more than once, and returns when all is
-// released.
+// on wait for the next server, but for calls that continue (Config.Away). Close may be called more
+// than once, and returns when all is released.
 func (s *Server) Close() {
 	s.mu.Lock()
 	first := !s.closed
@@ -242,6 +253,7 @@ func (s *Server) Close() {
 	s.stop()
 	if s.socket != nil {
 		s.endListeners()
+		s.leaveKept() // now that none is being received
 	}
 	for _, h := range s.handlers {
 		if h, ok := h.Handler.(ClosingHandler); ok {

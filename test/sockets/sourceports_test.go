@@ -2,6 +2,7 @@ package sockets
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -20,56 +21,42 @@ while True:
     for s in select.select(all, [], [])[0]: kept.append(s.accept()[0])
 `
 
-// portsClient connects to each, and says from which port; the connections live until its end. One
-// that is not answered has a port that the other stack had just before, which comes about by chance
-// in one run in twenty or so: it is tried again from the next one.
+// portsClient connects to each, and says from which port; the connections live until its end.
 const portsClient = `
 import socket, sys
 first, count = map(int, sys.argv[2:])
-spare = 3
-def connect(p):
-    global spare
-    while True:
-        try: return socket.create_connection((sys.argv[1], p), 5)
-        except TimeoutError:
-            spare -= 1
-            if spare < 0: raise
-all = [connect(p) for p in range(first, first + count)]
+all = [socket.create_connection((sys.argv[1], p), 5) for p in range(first, first + count)]
 print(*(s.getsockname()[1] for s in all))
 `
 
 // TestSourcePorts: the two stacks of a container have one address and choose source ports by
-// themselves. They seldom choose alike: to the same listener that is no new connection.
+// themselves. They never choose alike: to the same listener that would be no new connection.
 func TestSourcePorts(t *testing.T) {
 	const first, count = 21000, 300
 	words := []string{fmt.Sprint(first), fmt.Sprint(count)}
 	server := lab.Start(t, "heddle", "n1/c2", append([]string{"python3", "-c", portsServer}, words...)...)
 	server.WaitFor("listening")
 	addr := strings.TrimSpace(lab.Heddle(t, "lab", "ip", "n1/c2"))
-	// The kernel's random number is another one every 10 s.
-	for range 3 {
-		var ports [2][]int
-		for i, mode := range []string{"heddle", "overlay"} {
-			out := lab.MustRun(t, mode, "n1/c1", append([]string{"python3", "-c", portsClient, addr}, words...)...)
-			for _, word := range strings.Fields(out) {
-				var p int
-				_, err := fmt.Sscan(word, &p)
-				testutil.NoError(t, err)
-				ports[i] = append(ports[i], p)
-			}
-			if len(ports[i]) != count {
-				t.Fatalf("%d ports of %d: %s", len(ports[i]), count, out)
-			}
+	of := map[int]string{}
+	for _, mode := range []string{"heddle", "overlay"} {
+		out := lab.MustRun(t, mode, "n1/c1", append([]string{"python3", "-c", portsClient, addr}, words...)...)
+		ports := strings.Fields(out)
+		if len(ports) != count {
+			t.Fatalf("%d ports of %d: %s", len(ports), count, out)
 		}
-		alike := 0
-		for i, p := range ports[0] {
-			if d := ports[1][i] - p; -16 <= d && d <= 16 {
-				alike++
+		for _, word := range ports {
+			p, err := strconv.Atoi(word)
+			testutil.NoError(t, err)
+			if have := of[p]; have != "" && have != mode {
+				t.Errorf("port %d is chosen by both stacks", p)
 			}
+			of[p] = mode
 		}
-		// By chance it is one in 700.
-		if alike > count/50 {
-			t.Errorf("%d of %d pairs of connections have nearly the same source port", alike, count)
+	}
+	// All that the one has are below all of the other's.
+	for p, mode := range of {
+		if (p >= 57469) != (mode == "overlay") {
+			t.Errorf("%s: port %d", mode, p)
 		}
 	}
 }

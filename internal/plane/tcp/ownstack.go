@@ -33,7 +33,7 @@ func (p *Plane) joinOwnStack(e model.Endpoint, dev netcfg.EndpointDevice) error 
 	}
 	progs := p.datapath.TCPrograms()
 	err = netcfg.JoinOwnStack(netcfg.OwnStackConfig{
-		ID: e.ID, NetnsPath: e.NetnsPath, Device: e.ContainerDevice(), Addr: e.Addr4(), Table: model.Table, OnLoopback: progs.OnLoopback, IntoLoopback: progs.IntoLoopback,
+		ID: e.ID, NetnsPath: e.NetnsPath, Device: e.ContainerDevice(), Addr: e.Addr4(), Table: model.Table, Ports: p.ownStackPorts(), OnLoopback: progs.OnLoopback, IntoLoopback: progs.IntoLoopback,
 	})
 	if err != nil {
 		p.log.Warn("processes of the container that are not intercepted do not reach those that are", "endpoint", e.Name, "err", err)
@@ -41,10 +41,27 @@ func (p *Plane) joinOwnStack(e model.Endpoint, dev netcfg.EndpointDevice) error 
 	return nil
 }
 
+// ownStackPorts are those that the own stack of an intercepted container chooses from: all that the
+// kernel does not choose for its node sockets, which have the same address. A connection from a
+// port that one of the other stack's has, to the same destination, would have no answer. The zero
+// range: what the kernel chooses for node sockets cannot be limited.
+func (p *Plane) ownStackPorts() model.PortRange {
+	if p.nodePorts.First == 0 {
+		return model.PortRange{}
+	}
+	return model.PortRange{First: p.nodePorts.First, Last: 65535}
+}
+
+// PlainSockets reports whether plain sockets of an endpoint's container reach what its node sockets
+// reach, by the overlay.
+func (p *Plane) PlainSockets(e model.Endpoint) bool {
+	return e.Adopted == nil && p.nodePorts.First != 0
+}
+
 // leaveOwnStack takes away what joinOwnStack left in the container's namespace.
 func (p *Plane) leaveOwnStack(e model.Endpoint) error {
 	if !e.Planes.TCP.Intercepted || e.Adopted != nil {
 		return nil
 	}
-	return netcfg.LeaveOwnStack(e.NetnsPath, e.ID)
+	return netcfg.LeaveOwnStack(e.NetnsPath, e.ID, p.ownStackPorts())
 }

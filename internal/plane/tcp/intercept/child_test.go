@@ -24,7 +24,7 @@ const childEnv = "HEDDLE_INTERCEPT_CHILD"
 
 // command is one line a test writes to a trapped child's standard input.
 type command struct {
-	Op      string // "socket", "storm", "euid", "nofile", "time", "unshare", "return", "hang", "batch", "pass", "interruptible", "priority"
+	Op      string // "socket", "storm", "euid", "nofile", "time", "unshare", "return", "hang", "batch", "pass", "interruptible", "priority", "others", "others ended"
 	Family  int
 	Type    int
 	Proto   int
@@ -95,6 +95,9 @@ func trappedChild() error {
 	return in.Err()
 }
 
+// others are calls that are trapped and not socket().
+var others sync.WaitGroup
+
 func obey(c command) outcome {
 	switch c.Op {
 	case "socket":
@@ -119,6 +122,14 @@ func obey(c command) outcome {
 	case "priority":
 		n, _, e := unix.Syscall(unix.SYS_GETPRIORITY, uintptr(c.Type), uintptr(c.N), 0)
 		return outcome{Errno: int(e), OK: int(n)}
+	case "others":
+		for range c.N {
+			others.Go(func() { _, _, _ = unix.Syscall(unix.SYS_GETPRIORITY, 0, 0, 0) })
+		}
+		return outcome{}
+	case "others ended":
+		others.Wait()
+		return outcome{}
 	case "pass":
 		return passFile()
 	case "interruptible":

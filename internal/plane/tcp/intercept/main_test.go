@@ -143,6 +143,7 @@ type agentConfig struct {
 	ListenElsewhere                        func(*os.File) error
 	ReadyPerFamily, MaxReady, MaxListeners int
 	others                                 []trap.Handler
+	away                                   *atomic.Bool // socket() may continue while no agent runs
 }
 
 // testAgent answers trapped calls as the agent does.
@@ -186,7 +187,9 @@ func listen(c agentConfig) (a *testAgent, err error) {
 	for _, h := range append([]trap.Handler{a.ioctls, a.sockets}, c.others...) {
 		a.Handle(h)
 	}
+	away := func(*trap.Listener, model.EndpointID) (int32, bool) { return unix.SYS_SOCKET, c.away.Load() }
 	if err := a.Listen(trap.Config{
+		Away:       away,
 		SocketPath: c.SocketPath, Resolve: c.Resolve, EndpointIn: c.EndpointIn,
 		NetnsOf: c.NetnsOf, Log: c.Log, Keeper: c.Keeper, StartKeeper: c.StartKeeper, MaxListeners: c.MaxListeners,
 	}); err != nil {
@@ -205,6 +208,8 @@ func testConfig(socket, keeper string, m SocketMaker) agentConfig {
 			return testEndpoint, nil
 		},
 		NetnsOf: func(model.EndpointID) (uint64, bool) { return testNetns, true }}
+	c.away = new(atomic.Bool)
+	c.away.Store(os.Getenv("HEDDLE_AWAY") != "")
 	if keeper != "" {
 		c.Keeper = fdkeep.NewClient(keeper)
 	}

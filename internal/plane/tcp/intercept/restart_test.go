@@ -101,7 +101,7 @@ func TestCallsWaitForTheNextServer(t *testing.T) {
 	}
 	stop()
 	c.tell(command{Op: "socket", Family: unix.AF_INET, Type: unix.SOCK_STREAM})
-	eventually(t, "the call waits", func() bool { return waitsInSeccomp(t, c.cmd.Process.Pid) })
+	eventually(t, "the call waits", func() bool { return waitIn(t, c, unix.SYS_SOCKET) > 0 })
 	s, _ := serve(t, testConfig(path, hp, &testMaker{}))
 	if o := c.hear(); o.Errno != 0 || o.Priority != int(testEndpoint) {
 		t.Errorf("call made while no agent ran: %+v", o)
@@ -113,20 +113,21 @@ func TestCallsWaitForTheNextServer(t *testing.T) {
 	eventually(t, "listener is dropped everywhere", func() bool { return s.Stats().Listeners == 0 && kept(t, hp) == 0 })
 }
 
-// waitsInSeccomp reports whether a thread of pid sleeps in the kernel's socket().
-func waitsInSeccomp(t *testing.T, pid int) bool {
+// waitIn counts the threads of a child that sleep in a system call.
+func waitIn(t *testing.T, c *child, call int) (n int) {
 	t.Helper()
-	tasks, err := os.ReadDir("/proc/" + strconv.Itoa(pid) + "/task")
+	process := "/proc/" + strconv.Itoa(c.cmd.Process.Pid) + "/task/"
+	tasks, err := os.ReadDir(process)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, task := range tasks {
-		b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/task/" + task.Name() + "/syscall")
-		if err == nil && strings.HasPrefix(string(b), strconv.Itoa(unix.SYS_SOCKET)+" ") {
-			return true
+		b, err := os.ReadFile(process + task.Name() + "/syscall")
+		if err == nil && strings.HasPrefix(string(b), strconv.Itoa(call)+" ") {
+			n++
 		}
 	}
-	return false
+	return n
 }
 
 // A call that an agent received and did not live to answer is answered by the next agent.
@@ -289,7 +290,7 @@ func TestHandOffWithoutAgent(t *testing.T) {
 	killAgent(a)
 	c := trapped(t, path, testName)
 	c.tell(command{Op: "socket", Family: unix.AF_INET, Type: unix.SOCK_STREAM})
-	eventually(t, "the call waits", func() bool { return waitsInSeccomp(t, c.cmd.Process.Pid) })
+	eventually(t, "the call waits", func() bool { return waitIn(t, c, unix.SYS_SOCKET) > 0 })
 	s, stop := serve(t, testConfig(path, hp, &testMaker{}))
 	if o := c.hear(); o.Errno != 0 || o.Priority != int(testEndpoint) {
 		t.Errorf("call of a program handed over without an agent: %+v", o)
@@ -343,7 +344,7 @@ func TestKeeperKilledThenAgent(t *testing.T) {
 	}
 	killAgent(a)
 	c.tell(command{Op: "socket", Family: unix.AF_INET, Type: unix.SOCK_STREAM})
-	eventually(t, "the call waits", func() bool { return waitsInSeccomp(t, c.cmd.Process.Pid) })
+	eventually(t, "the call waits", func() bool { return waitIn(t, c, unix.SYS_SOCKET) > 0 })
 	agent(t, path, hp, env...)
 	for _, o := range []outcome{c.hear(), other.tcp(unix.AF_INET6)} {
 		if o.Errno != 0 || o.Priority != int(testEndpoint) {

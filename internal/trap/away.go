@@ -1,0 +1,66 @@
+package trap
+
+import (
+	"errors"
+	"io"
+
+	"heddle.dev/heddle/internal/fdkeep"
+)
+
+// What the keeper does while no agent runs: it has calls continue that Config.Away names, in their
+// callers' own namespaces. All others wait.
+
+// serveKept tells the keeper that calls are this server's, and counts those that continued before.
+func (s *Server) serveKept() {
+	if s.cfg.Keeper == nil {
+		return
+	}
+	hold, continued, err := s.cfg.Keeper.Serve()
+	switch {
+	case errors.Is(err, fdkeep.ErrNotServed):
+		s.log.Warn("calls wait while no agent runs; end the fd keeper, and this agent starts one that has them continue", "err", err)
+		return
+	case err != nil:
+		s.log.Error("calls wait should this agent end; see that the fd keeper runs", "err", err)
+		return
+	}
+	s.why.noAgent.count.Store(continued)
+	s.hold(hold)
+}
+
+// leaveKept says that calls are not this server's any more.
+func (s *Server) leaveKept() { s.hold(nil) }
+
+// hold keeps what Serve gave, instead of that of an earlier keeper.
+func (s *Server) hold(next io.Closer) {
+	s.mu.Lock()
+	before := s.held
+	s.held = next
+	s.mu.Unlock()
+	if before != nil {
+		_ = before.Close() // the keeper sees the end of the process, too
+	}
+}
+
+// setAway says in l's page which call may continue. It is called with mu held.
+func (s *Server) setAway(l *Listener) {
+	if l.page == nil {
+		return
+	}
+	if ep := l.ep.Load(); ep != nil && !ep.Removed() && s.cfg.Away != nil {
+		if nr, ok := s.cfg.Away(l, ep.ID); ok {
+			l.page.SetAway(nr, NativeArch)
+			return
+		}
+	}
+	l.page.ClearAway()
+}
+
+// AwayChanged has Config.Away asked again, about every listener.
+func (s *Server) AwayChanged() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for l := range s.listeners {
+		s.setAway(l)
+	}
+}

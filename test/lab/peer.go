@@ -180,7 +180,7 @@ func (p *Peer) PortOf(s string) uint16 {
 
 // ephemeralPort matches ports that the kernel chose, in what a peer answered: an address is
 // followed by its port.
-var ephemeralPort = regexp.MustCompile(`(", )(3276[89]|327[7-9]\d|32[89]\d\d|3[3-9]\d{3}|[45]\d{4}|60\d{3})\b`)
+var ephemeralPort = regexp.MustCompile(`(", )(3276[89]|327[7-9]\d|32[89]\d\d|3[3-9]\d{3}|[45]\d{4}|6[0-5]\d{3})\b`)
 
 // Normalise names the ephemeral ports of a trace E1, E2 ... in the order they appear: which they
 // are is chance, which of them are equal is not.

@@ -50,7 +50,7 @@ func summarizeCallers(d *report.Document) (string, error) {
 		return "", err
 	}
 	var b strings.Builder
-	report.RatioTable(&b, results, bench.Scopes, bench.Modes, report.ConnectRows())
+	report.RatioTable(&b, results, bench.Scopes, report.ModesOf(results), report.ConnectRows())
 	fmt.Fprintf(&b, "\nMet by Heddle: %s.\n", report.ConnectGoals(results, bench.Heddle))
 	return b.String(), nil
 }
@@ -72,5 +72,5 @@ func writeReport(d *report.Document) error {
 			}
 		}
 	}
-	return errors.Join(d.Section("core", t.Text()), d.Section("callers", report.ConnectTable(callers, bench.Modes).Text()))
+	return errors.Join(d.Section("core", t.Text()), d.Section("callers", report.ConnectTable(callers, report.ModesOf(callers)).Text()))
 }

@@ -20,6 +20,13 @@ var connectMetrics = []struct{ name, title string }{
 	{"cpu_us_per_connection", "CPU a connection, us"},
 }
 
+// ModesOf gives the modes that were measured, in the order of reports.
+func ModesOf(results []bench.Result) []bench.Mode {
+	return slices.DeleteFunc(slices.Clone(bench.AllModes), func(m bench.Mode) bool {
+		return !slices.ContainsFunc(results, func(r bench.Result) bool { return r.Mode == m })
+	})
+}
+
 // ConnectTable has what was measured of new connections, by scope and number of callers.
 func ConnectTable(results []bench.Result, modes []bench.Mode) *MarkdownTable {
 	t := &MarkdownTable{Results: results, Modes: modes}

@@ -309,6 +309,14 @@ LRU_HASH(crossed_by_wire, struct flow_key, struct address, 65536);
  * next connection goes by the firewalls again. */
 LRU_HASH(passed_firewall_at, struct firewall_key, __u64, 65536);
 
+/* Probes of the firewalls that are under way, by what their SYNs show. Made and removed by the
+ * agent; tc/firewall.h notes what becomes of them. The agent has no more at a time. */
+HASH(firewall_probes, struct flow_key, struct firewall_probe, 4096);
+
+/* What the firewalls forbid now, while connections that went past them are ended. Written and
+ * emptied by the agent. */
+HASH(forbidden_by_firewall, struct firewall_key, __u32, 65536);
+
 /* The multicast groups that a program joined by the socket. Written and read by sock/multicast.h.
  * Accepted sockets have none. */
 struct {

@@ -8,11 +8,13 @@
 #include "include/address.h"
 #include "include/config.h"
 
-#define OPTION_KIND  253    /* RFC 4727: experiments */
-#define OPTION_EXID  0x4864 /* "Hd", RFC 6994 experiment identifier */
-#define OPTION_IPV4  1      /* versions: src and dst are addresses */
-#define OPTION_IPV6  2      /* ... stand for their IPv6 forms */
-#define OPTION_PROBE 3      /* ... are the nodes' gateways: asks whether options arrive, for no connection */
+#define OPTION_KIND     253    /* RFC 4727: experiments */
+#define OPTION_EXID     0x4864 /* "Hd", RFC 6994 experiment identifier */
+#define OPTION_IPV4     1      /* versions: src and dst are addresses */
+#define OPTION_IPV6     2      /* ... stand for their IPv6 forms */
+#define OPTION_PROBE    3 /* ... are the nodes' gateways: asks whether options arrive, for no connection */
+/* Between containers, not to a direct port: asks whether the nodes' firewalls let a SYN pass. */
+#define OPTION_FIREWALL 4
 
 static __always_inline struct syn_option make_option(bool ipv6, __be32 src, __be32 dst, __be16 dst_port)
 {

@@ -3,6 +3,7 @@
 #ifndef HEDDLE_ITER_PASS_H
 #define HEDDLE_ITER_PASS_H
 
+#include "include/abi/path.h"
 #include "include/abi/record.h"
 #include "include/endpoint.h"
 #include "include/kernel_types.h"
@@ -36,6 +37,27 @@ static __always_inline bool is_forbidden(struct sock_common *sk, const struct so
 	addresses_of(sk, &local, &remote);
 	ports = (__u32)bpf_ntohs(sk->skc_dport) << 16 | sk->skc_num;
 	return outlives(sk, tag) || decide_tagged(tag, &remote, ports) != VERDICT_ALLOW;
+}
+
+/* Whether a connection that went past the nodes' firewalls is one that they forbid now. Its other
+ * end hears of it. */
+static __always_inline bool firewall_forbids(struct sock_common *sk, const struct sock_tag *tag)
+{
+	const struct endpoint *ep = tagged_endpoint(tag);
+	struct firewall_key k = {};
+	struct address local;
+
+	addresses_of(sk, &local, &k.dst);
+	k.port = sk->skc_dport;
+	if (!ep || tag->flags & (TAG_PROBE | TAG_ACCEPTED) ||
+	    (tag->path != PATH_DIRECT && tag->path != PATH_LOCAL))
+		return false;
+	k.src = ep->addr4.word[3];
+	if (tag->path == PATH_DIRECT) {
+		k.dst = tag->remote;
+		k.port = tag->remote_port;
+	}
+	return bpf_map_lookup_elem(&forbidden_by_firewall, &k);
 }
 
 /* Writes the connection_record of a socket. */

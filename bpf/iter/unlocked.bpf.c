@@ -112,6 +112,22 @@ int forbidden_unlocked(struct bpf_iter__bpf_sk_storage_map *ctx)
 	return 0;
 }
 
+/* What cut_firewall would. */
+SEC("iter/bpf_sk_storage_map")
+int firewall_unlocked(struct bpf_iter__bpf_sk_storage_map *ctx)
+{
+	struct sock *sk = ctx->sk;
+	void *value = ctx->value;
+	struct sock_tag *tag;
+
+	if (!sk || !value || !is_seen(sk) || ((struct sock_common *)sk)->skc_state == BPF_TCP_LISTEN)
+		return 0;
+	tag = step_tag(sk, value);
+	if (tag && firewall_forbids((struct sock_common *)sk, tag))
+		write_socket(ctx, sk, tag, REASON_CUT_FIREWALL);
+	return 0;
+}
+
 /* What end_over_quota would. */
 SEC("iter/bpf_sk_storage_map")
 int over_quota_unlocked(struct bpf_iter__bpf_sk_storage_map *ctx)

@@ -53,7 +53,8 @@ static __always_inline void passes_firewall(struct bpf_sock_ops *ops, const stru
 	__u64 now = bpf_ktime_get_ns();
 	struct firewall_key k = {};
 
-	if (tag->reason != REASON_FALLBACK_FIREWALL)
+	/* What became of a probe says who let it pass (tc/firewall.h). */
+	if (tag->reason != REASON_FALLBACK_FIREWALL || tag->flags & TAG_PROBE)
 		return;
 	k.src = tag->local.word[3];
 	k.port = tag->remote_port;

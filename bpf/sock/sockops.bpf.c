@@ -28,6 +28,12 @@
 #include "sock/sockops_context.h"
 #include "sock/stack_settings.h"
 
+/* What the agent's probe asks: of a direct path, or of the firewalls (tc/firewall.h). */
+static __always_inline __u16 probe_version(const struct sock_tag *tag)
+{
+	return tag->reason == REASON_FALLBACK_FIREWALL ? OPTION_FIREWALL : OPTION_PROBE;
+}
+
 static __always_inline void write_option(struct bpf_sock_ops *ops)
 {
 	struct sock_tag *tag = tag_of(ops);
@@ -37,7 +43,7 @@ static __always_inline void write_option(struct bpf_sock_ops *ops)
 		return;
 	o = make_option(is_overlay6(&tag->remote), tag->local.word[3], tag->remote.word[3], tag->remote_port);
 	if (tag->flags & TAG_PROBE)
-		o.version_network = bpf_htons(OPTION_PROBE << 12 | config_network_id);
+		o.version_network = bpf_htons(probe_version(tag) << 12 | config_network_id);
 	else if (ops->total_retrans) /* the first SYN got no answer */
 		ask_reprobe(ops->remote_ip4);
 	bpf_store_hdr_opt(ops, &o, sizeof(o), 0);

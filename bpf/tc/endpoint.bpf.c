@@ -12,6 +12,7 @@
 #include "tc/antispoof.h"
 #include "tc/crossing.h"
 #include "tc/divert.h"
+#include "tc/firewall.h"
 #include "tc/nat.h"
 #include "tc/own_stack.h"
 #include "tc/packet.h"
@@ -103,7 +104,7 @@ static __always_inline int from_endpoint_verdict(struct __sk_buff *skb)
 {
 	__u32 ifindex = skb->ingress_ifindex;
 	struct endpoint *self, *peer;
-	bool taken = false;
+	bool taken = false, probe;
 	struct packet p;
 	int kind, verdict;
 	__u32 reason;
@@ -128,7 +129,8 @@ static __always_inline int from_endpoint_verdict(struct __sk_buff *skb)
 		return drop(REASON_DROP_SPOOFED_SOURCE);
 	if (kind != PACKET_TCP && forges_overlay(skb))
 		return drop(REASON_DROP_FORGED_OVERLAY);
-	if (kind == PACKET_TCP && forges_option(skb, &p))
+	probe = kind == PACKET_TCP && sends_firewall_probe(&p);
+	if (kind == PACKET_TCP && !probe && forges_option(skb, &p))
 		return drop(REASON_DROP_FORGED_DIRECT);
 	if (kind != PACKET_TCP && forges_error(skb, &p, self))
 		return drop(REASON_DROP_FORGED_ERROR);
@@ -136,7 +138,7 @@ static __always_inline int from_endpoint_verdict(struct __sk_buff *skb)
 	verdict = filter_for(skb, &p, kind, self->addr4.word[3], peer);
 	if (verdict != FILTER_PASS)
 		return verdict;
-	if (kind != PACKET_TCP)
+	if (kind != PACKET_TCP || probe)
 		return leave(skb, &p, kind, self, peer);
 	verdict = relay_return(skb, &p);
 	if (verdict >= 0)
@@ -207,6 +209,10 @@ static __always_inline int to_endpoint_verdict(struct __sk_buff *skb)
 	if (is_mirror(p.ip.daddr) || is_mirror(p.ip.saddr))
 		return to_own_stack(skb, &p, kind);
 	note_translated(skb, &p);
+	if (kind == PACKET_TCP && asks_firewall(skb, &p))
+		return answer_firewall(skb, &p, BPF_F_INGRESS);
+	if (kind == PACKET_TCP)
+		note_firewall_answer(&p);
 	ep = endpoint_at(p.ip.daddr);
 	if (kind == PACKET_TCP && ep && ep->flags & ENDPOINT_INTERCEPTED) {
 		ours = has_node_socket(skb, &p, ep, &established);

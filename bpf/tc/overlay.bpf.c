@@ -8,6 +8,7 @@
 #include "policy/filter.h"
 #include "tc/crossing.h"
 #include "tc/divert.h"
+#include "tc/firewall.h"
 #include "tc/nat.h"
 #include "tc/packet.h"
 #include "tc/redirect.h"
@@ -35,6 +36,10 @@ static __always_inline int from_overlay_verdict(struct __sk_buff *skb)
 	action = filter_for(skb, &p, kind, 0, ep);
 	if (action != FILTER_PASS)
 		return action;
+	if (kind == PACKET_TCP && asks_firewall(skb, &p))
+		return config_firewall_ns ? TC_ACT_OK : answer_firewall(skb, &p, 0);
+	if (kind == PACKET_TCP && !config_firewall_ns)
+		note_firewall_answer(&p);
 	if (kind != PACKET_TCP || !(ep->flags & ENDPOINT_INTERCEPTED))
 		return enter(skb, &p, ep);
 	switch (meets_forward_chain(skb, &p, ep, &taken)) {

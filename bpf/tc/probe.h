@@ -33,22 +33,36 @@ static __always_inline bool assign_probe(struct __sk_buff *skb, const struct flo
 	return assigned;
 }
 
-/* Makes the SYN its own SYN-ACK and sends it back. Its options go back as they are: a timestamp has
- * no echo yet, and the others say the same in both directions. Exchanging addresses and ports
- * changes no checksum. */
-static __noinline int answer_probe(struct __sk_buff *skb, const struct packet *p)
+/* Exchanges the addresses of the packet. */
+static __always_inline int exchange_addresses(struct __sk_buff *skb, const struct packet *p)
+{
+	struct address both[2];
+	__be32 addresses[2];
+
+	if (p->ipv6) {
+		both[0] = p->dst6;
+		both[1] = p->src6;
+		return bpf_skb_store_bytes(skb, ETH_HLEN + 8, both, sizeof(both), 0);
+	}
+	addresses[0] = p->ip.daddr;
+	addresses[1] = p->ip.saddr;
+	return bpf_skb_store_bytes(skb, ETH_HLEN + 12, addresses, sizeof(addresses), 0);
+}
+
+/* Makes the SYN its own SYN-ACK, for whoever sent the frame. Its options go back as they are: a
+ * timestamp has no echo yet, and the others say the same in both directions. Exchanging addresses
+ * and ports changes no checksum. */
+static __noinline int make_answer(struct __sk_buff *skb, const struct packet *p)
 {
 	__u32 check, ports;
 	__u8 mac[12], flags[2];
-	__be32 seq, ack, addresses[2];
+	__be32 seq, ack;
 	__be16 port[2], was, is;
 
 	if (!p || bpf_skb_load_bytes(skb, 0, mac, sizeof(mac)))
-		return TC_ACT_SHOT;
+		return -1;
 	check = p->tcp_offset + TCP_CHECK_OFFSET;
 	ports = p->tcp_offset;
-	addresses[0] = p->ip.daddr;
-	addresses[1] = p->ip.saddr;
 	port[0] = p->tcp.dest;
 	port[1] = p->tcp.source;
 	seq = bpf_get_prandom_u32();
@@ -64,11 +78,15 @@ static __noinline int answer_probe(struct __sk_buff *skb, const struct packet *p
 	    bpf_skb_store_bytes(skb, ports, port, sizeof(port), 0) ||
 	    bpf_skb_store_bytes(skb, ports + 4, &seq, sizeof(seq), 0) ||
 	    bpf_skb_store_bytes(skb, ports + 8, &ack, sizeof(ack), 0) ||
-	    bpf_skb_store_bytes(skb, ports + 12, &is, sizeof(is), 0) ||
-	    bpf_skb_store_bytes(skb, ETH_HLEN + 12, addresses, sizeof(addresses), 0) ||
+	    bpf_skb_store_bytes(skb, ports + 12, &is, sizeof(is), 0) || exchange_addresses(skb, p) ||
 	    bpf_skb_store_bytes(skb, 0, mac + 6, 6, 0) || bpf_skb_store_bytes(skb, 6, mac, 6, 0))
-		return TC_ACT_SHOT;
-	return bpf_redirect(skb->ifindex, 0);
+		return -1;
+	return 0;
+}
+
+static __always_inline int answer_probe(struct __sk_buff *skb, const struct packet *p)
+{
+	return make_answer(skb, p) ? TC_ACT_SHOT : bpf_redirect(skb->ifindex, 0);
 }
 
 /* The option is one of a known node's: reject_option and reject_sender have seen it. */

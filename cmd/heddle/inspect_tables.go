@@ -97,6 +97,22 @@ func packetsText(p api.Packets) string {
 	return "routed: " + p.Reason
 }
 
+// firewallRows says how connections pass the nodes' forward chains, and which should not.
+func firewallRows(f *api.Firewall) []string {
+	if f == nil {
+		return nil
+	}
+	own := "only other nodes' forward chains see connections"
+	if f.Seconds > 0 {
+		own = fmt.Sprintf("the forward chain sees connections, one every %gs", f.Seconds)
+	}
+	rows := []string{own + "; what it forbids of those that live: " + string(f.Live)}
+	for _, x := range f.Forbidden {
+		rows = append(rows, fmt.Sprintf("FORBIDDEN NOW, AND KEPT: %d from %s to %s", x.Connections, x.Src, x.Dst))
+	}
+	return rows
+}
+
 // underlayText says by which address and device other nodes reach this one.
 func underlayText(st nodeStatus) string {
 	u := st.Underlay
@@ -142,6 +158,9 @@ func statusTable(st nodeStatus, now time.Time) *table {
 	}
 	t.row("peers", peers)
 	t.row("packets", packetsText(st.Packets))
+	for _, row := range firewallRows(st.Firewall) {
+		t.row("overlay firewall", row)
+	}
 	t.row("encryption", encryptionText(st.Encryption))
 	for _, row := range encryptedRows(st.Encryption, now) {
 		t.row("encrypted peer", row)

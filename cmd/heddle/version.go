@@ -21,7 +21,7 @@ type build struct {
 	Version  string `json:"version"`
 	Go       string `json:"go"`
 	Platform string `json:"platform"` // OS/ARCHITECTURE, as Go names them
-	// Least is the oldest kernel on which an agent may run.
+	// Least is the oldest mainline kernel on which an agent runs.
 	Least  string         `json:"least_kernel"`
 	Kernel string         `json:"kernel"` // this one; empty: /proc does not say
 	Agents []agentVersion `json:"agents"` // those that answer
@@ -88,7 +88,7 @@ func runningKernel() string {
 func printBuild(out io.Writer, b build) error {
 	t := newTable()
 	t.row("heddle", fmt.Sprintf("%s, %s, %s", b.Version, b.Go, b.Platform))
-	t.row("kernel", fmt.Sprintf("%s; an agent needs %s or later, and what `heddle doctor` probes for", b.Kernel, b.Least))
+	t.row("kernel", fmt.Sprintf("%s; an agent needs %s or later, or what `heddle doctor` probes for brought to an earlier one", b.Kernel, b.Least))
 	for _, a := range b.Agents {
 		text := a.Version
 		if a.Version != b.Version {

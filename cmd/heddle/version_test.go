@@ -31,12 +31,12 @@ func TestVersionTellsOfAgents(t *testing.T) {
 
 func TestVersionNeedsNoAgent(t *testing.T) {
 	var out strings.Builder
-	b := build{Version: "1.2.3", Go: "go1.25", Platform: "linux/arm64", Least: "5.14", Kernel: "6.1.0", NoAgent: "no agent on SOCKET"}
+	b := build{Version: "1.2.3", Go: "go1.25", Platform: "linux/arm64", Least: "5.17", Kernel: "6.1.0", NoAgent: "no agent on SOCKET"}
 	if err := printBuild(&out, b); err != nil {
 		t.Fatal(err)
 	}
 	const want = "heddle  1.2.3, go1.25, linux/arm64\n" +
-		"kernel  6.1.0; an agent needs 5.14 or later, and what `heddle doctor` probes for\n" +
+		"kernel  6.1.0; an agent needs 5.17 or later, or what `heddle doctor` probes for brought to an earlier one\n" +
 		"agent   no agent on SOCKET\n"
 	if out.String() != want {
 		t.Errorf("version:\n%s\nwant:\n%s", out.String(), want)

@@ -153,6 +153,7 @@ func (f *flags) register(cmd *cobra.Command) {
 	p.Uint64Var(&f.cfg.EndpointSockets, "endpoint-sockets", node.DefaultEndpointSockets, "how many TCP sockets a container's endpoint may have")
 	p.Uint32Var(&f.cfg.EndpointPorts, "endpoint-ports", 0, "how many of the node's ephemeral ports a container's endpoint may hold by bind or listen (default a quarter of them)")
 	p.DurationVar(&f.cfg.Firewall, "overlay-firewall", 0, "have connections between containers go by the nodes' forward chains, where your own rules are, but for those to which a like one has passed in this time, such as 10s; 0: none does (docs/howto/firewall.md)")
+	p.StringVar((*string)(&f.cfg.FirewallLive), "overlay-firewall-live", string(model.FirewallLiveEnd), "live connections that went past the forward chains, when these forbid them: 'end' them, or 'keep' them and name them in the status (docs/howto/firewall.md)")
 	p.StringVar((*string)(&f.cfg.Packets), "packets", string(model.PacketsAuto), "packets between containers, of what sockets of the node do not carry: 'redirect' past the node's stack and its FORWARD rules, 'route' through them, or 'auto': redirect unless there are such rules (docs/howto/packets.md)")
 	p.StringVar(&f.stackModules, "stack-modules", stacks.DefaultOwnModules, "the folder with stack modules of your own, which profiles call module/NAME (docs/howto/stacks.md)")
 	p.DurationVar(&f.stackDrain, "stack-drain", 0, "end a stack module of an earlier build than the one installed after this long, with the connections that live by it; 0: when none does (docs/howto/stacks.md)")

@@ -232,7 +232,9 @@ type Status struct {
 	Direct       model.DirectPaths `json:"direct_paths"`
 	Interception Interception      `json:"interception"`
 	Packets      Packets           `json:"packets"`
-	Policy       Policy            `json:"policy"`
+	// Firewall is nil where no node's forward chain is to see connections.
+	Firewall *Firewall `json:"firewall,omitempty"`
+	Policy   Policy    `json:"policy"`
 	// Router is that of the verbs plane; nil if the agent has no such plane.
 	Router *Router   `json:"router,omitempty"`
 	Flows  FlowStats `json:"flows"`
@@ -257,6 +259,17 @@ type Underlay struct {
 	OverlayMTU int `json:"overlay_mtu"`
 	// Narrowed says that such packets are too large for the device now: they travel in fragments.
 	Narrowed bool `json:"narrowed,omitempty"`
+}
+
+// Firewall says how connections pass the nodes' forward chains.
+type Firewall struct {
+	// Seconds is for how long what has passed this node's goes past them; 0: only other nodes' are
+	// to see connections.
+	Seconds float64 `json:"seconds"`
+	// Live says what becomes of live connections that they forbid. Forbidden are those that are
+	// kept.
+	Live      model.FirewallLive `json:"live"`
+	Forbidden []model.Forbidden  `json:"forbidden,omitempty"`
 }
 
 // Packets says how packets between containers go that node sockets do not carry.

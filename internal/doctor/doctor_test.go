@@ -229,3 +229,20 @@ func TestRuntimeOfTheNode(t *testing.T) {
 		t.Errorf("found %s, which is not there", path)
 	}
 }
+
+// TestLeastKernel: the least kernel is that of the last thing that is required, and what the pages
+// say.
+func TestLeastKernel(t *testing.T) {
+	if got := LeastKernel(); got != "5.17" { // bpf_loop's
+		t.Errorf("least kernel %s, want 5.17", got)
+	}
+	for _, page := range []string{"kernels.md", "not-supported.md", "howto/install-debian.md"} {
+		text, err := os.ReadFile(filepath.Join("../../docs", page))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(string(text), LeastKernel()) {
+			t.Errorf("docs/%s does not name Linux %s", page, LeastKernel())
+		}
+	}
+}

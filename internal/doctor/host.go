@@ -9,6 +9,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -20,15 +21,30 @@ type host struct{ root string }
 
 // The kernel versions below which nothing works, and from which memlock is not counted for BPF.
 var (
-	minKernel      = version{5, 14}
+	minKernel      = version{5, 14} // RHEL 9's, to which what is newer has been brought
 	noMemlockSince = version{5, 11}
 )
 
 // version is a major and a minor number.
 type version [2]int
 
-// LeastKernel is the oldest kernel on which an agent may run; probes say of each whether it does.
-func LeastKernel() string { return minKernel.String() }
+// LeastKernel is the oldest mainline kernel on which an agent runs: the first that has all that is
+// required. Distributions bring what is newer to older ones, from minKernel on; probes say of each
+// whether it does.
+func LeastKernel() string {
+	least := minKernel
+	for _, m := range meanings {
+		for _, found := range kernelOf.FindAllStringSubmatch(m.remedy, -1) {
+			if v, err := parseVersion(found[1]); m.required && err == nil && least.before(v) {
+				least = v
+			}
+		}
+	}
+	return least.String()
+}
+
+// kernelOf finds the version in a remedy.
+var kernelOf = regexp.MustCompile(`(?:Linux |, )(\d+\.\d+) or later`)
 
 // parseVersion reads the beginning of s, such as "6.1.0-28-amd64".
 func parseVersion(s string) (version, error) {

@@ -15,7 +15,7 @@ const noIPv6 = "this node's containers have no IPv6 overlay addresses; IPv4 work
 var meanings = map[string]meaning{
 	"privileges": {true, "nothing works, and the checks that need privileges were left out",
 		"run as root, in the machine's own user namespace"},
-	"kernel": {true, "socket() calls cannot be answered in one step", "boot Linux 5.14 or later, better 6.6 or later"},
+	"kernel": {true, "socket() calls cannot be answered in one step", "boot Linux 5.17 or later, better 6.6 or later"},
 	"cgroup2": {true, "BPF programs cannot be attached to the agent's sockets",
 		"boot with systemd.unified_cgroup_hierarchy=1, or mount one beside v1: mount -t cgroup2 none /sys/fs/cgroup/unified"},
 	"pid_namespace": {false, "containers outside the agent's PID namespace get no sockets of the node",

@@ -121,6 +121,9 @@ type TCPNode struct {
 	// Firewall says that the node's forward chains are to see connections of its containers. Nodes
 	// of earlier builds do not heed it.
 	Firewall bool `json:"firewall,omitempty"`
+	// AnswersFirewall says that probes of the forward chains are answered here, and reach no
+	// program (docs/protocols/syn-option.md). Nodes of earlier builds do not.
+	AnswersFirewall bool `json:"answers_firewall,omitempty"`
 }
 
 // Records had the members of the TCP plane between those of the core before there were planes:

@@ -181,7 +181,7 @@ func (a *Agent) join(ctx context.Context) error {
 	a.self, err = register(ctx, s, a.record, model.Node{
 		Name: a.cfg.Name, Underlay: underlay, IPv6: ipv6, WireGuard: encrypts, Prefixes: a.cfg.Prefixes,
 		VTEPMAC: netcfg.VTEPMAC(a.cfg.Underlay), ReadsSchema: store.Schema, PeerAPI: peerAPI,
-		Planes: model.NodePlanes{TCP: model.TCPNode{DirectPorts: a.cfg.DirectPorts, AnswersProbes: true, Firewall: a.cfg.Firewall > 0}, Verbs: a.cfg.Verbs},
+		Planes: model.NodePlanes{TCP: model.TCPNode{DirectPorts: a.cfg.DirectPorts, AnswersProbes: true, Firewall: a.cfg.Firewall > 0, AnswersFirewall: true}, Verbs: a.cfg.Verbs},
 	}, a.log)
 	if err != nil {
 		return fmt.Errorf("join network %d: %w", a.network.ID, err)

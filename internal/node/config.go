@@ -91,6 +91,9 @@ type Config struct {
 	// Firewall is for how long what the nodes' forward chains have let pass goes past them. 0: this
 	// node's do not see its containers' connections at all.
 	Firewall time.Duration
+	// FirewallLive says what becomes of live connections past them that they forbid now. "" means
+	// that they are ended.
+	FirewallLive model.FirewallLive
 	// Packets says whether packets between containers go past the node's stack. "" means auto.
 	Packets model.PacketMode
 	// StateDir holds the agent's own files.
@@ -179,6 +182,11 @@ func (c Config) Validate() error {
 	}
 	if c.Firewall != 0 && (c.Firewall < minFirewall || c.Firewall > maxFirewall) {
 		return fmt.Errorf("overlay firewall %s: want %s to %s, or 0 for none", c.Firewall, minFirewall, maxFirewall)
+	}
+	if c.FirewallLive != "" {
+		if err := c.FirewallLive.Validate(); err != nil {
+			return err
+		}
 	}
 	if c.EndpointSockets > maxEndpointSockets {
 		return fmt.Errorf("sockets of an endpoint: %d: want at most %d", c.EndpointSockets, uint64(maxEndpointSockets))

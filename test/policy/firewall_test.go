@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"heddle.dev/heddle/internal/plane/tcp/names"
 	"heddle.dev/heddle/internal/testutil"
 	"heddle.dev/heddle/test/lab"
 )
@@ -75,6 +76,7 @@ func TestOverlayFirewall(t *testing.T) {
 		}
 	}
 	t.Run("goes direct", firewallPassed)
+	t.Run("live", firewallLive)
 	t.Run("bytes", firewallBytes)
 	t.Run("a port that waits", firewallWaits)
 	t.Run("bound to IPv6", firewallBound6)
@@ -93,6 +95,67 @@ func firewallPassed(t *testing.T) {
 		if through == 0 || past == 0 || through+past != 50 {
 			t.Errorf("to %s: %d connections went by the firewall, %d were counted by %s; want 50 in all, some of each", c.server, through, past, c.counter)
 		}
+	}
+}
+
+// past opens a connection that goes past the forward chains, and names it name.
+func past(t *testing.T, client *lab.Peer, name string, family int, address string, port int) {
+	t.Helper()
+	testutil.Eventually(t, "a connection past the forward chains", func() (bool, string) {
+		client.Must("%s = opened(%d, %q, %d)", name, family, address, port)
+		own := client.PortOf(name)
+		for _, c := range lab.Connections(t, "n1/c1") {
+			if c.Local.Port() == own && c.Remote.Port() == uint16(port) && (c.Path == names.PathDirect || c.Path == names.PathLocal) {
+				return true, ""
+			}
+		}
+		client.Must("%s.close()", name)
+		return false, "it goes by them"
+	})
+}
+
+// firewallLive: live connections past the forward chains end when either node's would not let them
+// pass any more, by IPv4 and IPv6, also those that only wait; the others live on, and listeners
+// never see what asks.
+func firewallLive(t *testing.T) {
+	client := startPolicyPeer(t, "heddle", "n1/c1")
+	servers := map[string]*lab.Peer{"n2/c1": startPolicyPeer(t, "heddle", "n2/c1"), "n1/c2": startPolicyPeer(t, "heddle", "n1/c2")}
+	for _, r := range firewallRules {
+		t.Run(r.name, func(t *testing.T) {
+			stays, ports := lab.FreePort(), map[string]int{"n1": lab.FreePort(), "n2": lab.FreePort()}
+			var goes, alive []string
+			for where, server := range servers {
+				server.Must("serve([%d, %d, %d])", stays, ports["n1"], ports["n2"])
+				addresses := map[int]string{4: lab.Address(t, "overlay", where)}
+				if !strings.HasPrefix(r.in, "%[2]s") { // the rule is for one family
+					addresses[6] = lab.Overlay6(t, where)
+				}
+				for family, address := range addresses {
+					for node, port := range map[string]int{"": stays, "n1": ports["n1"], "n2": ports["n2"]} {
+						name := fmt.Sprintf("live%d", len(goes)+len(alive))
+						past(t, client, name, family, address, port)
+						if node == "" || node == "n2" && where == "n1/c2" {
+							alive = append(alive, name)
+						} else {
+							goes = append(goes, name)
+						}
+					}
+				}
+			}
+			before := lab.Counters(t, "n1")["cut_firewall"]
+			for node, port := range ports {
+				defer put(t, node, r.in, r.out, port, 4)()
+			}
+			for _, name := range goes {
+				client.Expect(`"ECONNABORTED"`, "outcome(%s, False)", name)
+			}
+			for _, name := range alive {
+				client.Expect(`"alive"`, "outcome(%s, True)", name)
+			}
+			if n := lab.Counters(t, "n1")["cut_firewall"] - before; n != uint64(len(goes)) {
+				t.Errorf("cut_firewall rose by %d, want %d", n, len(goes))
+			}
+		})
 	}
 }
 

@@ -14,4 +14,10 @@ struct firewall_key {
 	__u16 unused;
 };
 
+/* A probe of the agent's that goes where a new connection would, through the firewalls. */
+struct firewall_probe {
+	__be32 expected; /* what an answer acknowledges; 0: the probe has not left its container yet */
+	__u32 passed;    /* 1: it was answered, so the firewalls let such a connection pass */
+};
+
 #endif

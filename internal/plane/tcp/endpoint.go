@@ -32,6 +32,7 @@ func (p *Plane) Await(e model.Endpoint, ifindex int) error {
 
 // Attach makes an endpoint known that has its device. It may be repeated.
 func (p *Plane) Attach(e model.Endpoint, dev netcfg.EndpointDevice) error {
+	p.firewall.attach(e)
 	return p.joinOwnStack(e, dev)
 }
 
@@ -41,6 +42,7 @@ func (p *Plane) LeaveNetns(id model.EndpointID) error { return p.datapath.LeaveN
 
 // Detach undoes Attach; what was not done is no error.
 func (p *Plane) Detach(e model.Endpoint) error {
+	p.firewall.detach(e)
 	return errors.Join(p.leaveOwnStack(e), p.datapath.DeleteEndpoint(e.ID))
 }
 
@@ -76,6 +78,7 @@ func (p *Plane) CutLeaving(e model.Endpoint) (cut int, err error) {
 // SetTopology has the direct paths to nodes probed, and tells the programs who is where: in this
 // order, so that routes to new nodes are unproven from the start.
 func (p *Plane) SetTopology(local []netip.Prefix, nodes []model.Node, endpoints model.Endpoints) error {
+	p.firewall.setNodes(nodes)
 	return errors.Join(p.probed.follow(nodes), p.datapath.SetTopology(p.cfg.Self.Name, local, nodes, endpoints))
 }
 

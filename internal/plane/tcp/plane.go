@@ -54,6 +54,8 @@ type Config struct {
 	// Firewall is for how long what the nodes' forward chains have let pass goes past them. 0: this
 	// node's see no connections.
 	Firewall time.Duration
+	// FirewallLive says what becomes of live connections that the forward chains forbid now.
+	FirewallLive model.FirewallLive
 	// Packets says whether packets between containers go past the node's stack; Stores are where
 	// containers are refused by the stack.
 	Packets model.PacketMode
@@ -83,6 +85,7 @@ type Plane struct {
 	ioctls    *ioctl.Handler
 	shaper    shaper
 	packets   packets
+	firewall  firewallWatch
 	stacks    *congestion.Registry
 	// changedStacks: live connections are not at what SetStack said yet.
 	changedStacks atomic.Bool
@@ -149,6 +152,13 @@ func Open(cfg Config) (_ *Plane, err error) {
 	p.shaper = shaper{datapath: p.datapath, faults: cfg.Faults, log: p.log}
 	if err := p.attachToNode(); err != nil {
 		return nil, err
+	}
+	if err := p.datapath.ForgetFirewalls(); err != nil {
+		return nil, fmt.Errorf("what an earlier agent asked the firewalls: %w", err)
+	}
+	p.firewall = firewallWatch{
+		window: cfg.Firewall, live: cfg.FirewallLive, log: p.log, wanted: cfg.Firewall > 0,
+		past: p.datapath.PastFirewalls, ask: p.askFirewalls, end: p.endFirewalled,
 	}
 	p.packets = packets{mode: cfg.Packets, datapath: p.datapath, reserved: whyRouted(cfg)}
 	if err := p.packets.choose(); err != nil {
@@ -221,6 +231,7 @@ func (p *Plane) Run(ctx context.Context) error {
 	wg.Go(func() { p.endOverQuota(ctx) })
 	wg.Go(func() { p.followPasses(ctx) })
 	wg.Go(func() { p.packets.follow(ctx, p.packetsChanged) })
+	wg.Go(func() { p.firewall.run(ctx) })
 	wg.Go(func() {
 		if err := p.datapath.FollowFlows(ctx, p.cfg.Observe); err != nil {
 			p.log.Error("flows are not observed", "err", err)

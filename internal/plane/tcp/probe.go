@@ -197,7 +197,11 @@ func answerOf(f unix.PollFd) probe.Answer {
 
 // reachByOverlay implements probe.Config.Reach: any answer of the node's own stack will do.
 func (p *Plane) reachByOverlay(ctx context.Context, to probe.Peer) bool {
-	fd, err := dial(to.Gateway, probePort, nil)
+	return p.reachGateway(ctx, to.Gateway)
+}
+
+func (p *Plane) reachGateway(ctx context.Context, gateway netip.Addr) bool {
+	fd, err := dial(gateway, probePort, nil)
 	if err != nil || fd < 0 {
 		return false
 	}

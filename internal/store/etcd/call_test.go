@@ -5,6 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
+	"net"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -109,5 +113,79 @@ func TestAnswersLost(t *testing.T) {
 	s.client = sound
 	if resp, err := s.get(t.Context(), s.keys.Root(), clientv3.WithPrefix()); err != nil || len(resp.Kvs) != 1 {
 		t.Errorf("left behind beside the network's key: %v, %v", resp.Kvs, err)
+	}
+}
+
+// TestFirstCallMayTakeLonger: a server that begins to answer after the time of a call, as one does
+// that has just started on a slow machine, is waited for, and the log says so; the calls after that
+// have their usual time.
+func TestFirstCallMayTakeLonger(t *testing.T) {
+	t.Parallel()
+	s := embedded(t, EmbeddedConfig{})
+	at, err := hostPort(s.Endpoints()[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	const usual = 50 * time.Millisecond
+	silent, err := net.Listen("tcp", "127.0.0.1:0") // takes connections, and says nothing until relay does
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	scheme, _, _ := strings.Cut(s.Endpoints()[0], ":")
+	endpoint := []string{scheme + "://" + silent.Addr().String()}
+	if _, err := Connect(t.Context(), endpoint, s.id, WithTimeout(usual), WithTLS(s.options.tls)); err == nil {
+		t.Fatal("connected to what says nothing")
+	}
+	said := &tells{until: "has not answered yet", heard: make(chan struct{})}
+	go func() {
+		<-said.heard
+		relayTo(silent, at)
+	}()
+	late, err := Connect(t.Context(), endpoint, s.id, WithTimeout(usual), withFirstCall(time.Minute), WithTLS(s.options.tls),
+		WithLogger(slog.New(slog.NewTextHandler(said, nil))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeStore(t, late)
+	if late.options.timeout != usual {
+		t.Errorf("the calls after the first may take %s, want %s", late.options.timeout, usual)
+	}
+}
+
+// tells is a log that says when it has a text.
+type tells struct {
+	until string
+	once  sync.Once
+	heard chan struct{}
+}
+
+func (l *tells) Write(b []byte) (int, error) {
+	if strings.Contains(string(b), l.until) {
+		l.once.Do(func() { close(l.heard) })
+	}
+	return len(b), nil
+}
+
+// relayTo carries what connects to l to the server at an address, until l is closed.
+func relayTo(l net.Listener, at string) {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		go func() {
+			defer c.Close()
+			to, err := net.Dial("tcp", at)
+			if err != nil {
+				return
+			}
+			defer to.Close()
+			go func() {
+				_, _ = io.Copy(to, c)
+				_ = to.Close()
+			}()
+			_, _ = io.Copy(c, to)
+		}()
 	}
 }

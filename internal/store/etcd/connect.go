@@ -58,6 +58,7 @@ var _ store.Store = (*Store)(nil)
 
 type options struct {
 	timeout     time.Duration
+	firstCall   time.Duration // bounds Connect's own call; 0: timeout does
 	verifyEvery time.Duration // how often a watch makes sure that the store is still the same one
 	log         *slog.Logger
 	tls         *tls.Config
@@ -82,6 +83,9 @@ func WithTLS(cfg *tls.Config) Option { return func(o *options) { o.tls = cfg } }
 func WithUser(name, password string) Option {
 	return func(o *options) { o.user, o.password = name, password }
 }
+
+// withFirstCall lets the first call take longer than others: of a server that has just started.
+func withFirstCall(d time.Duration) Option { return func(o *options) { o.firstCall = d } }
 
 func withVerifyEvery(d time.Duration) Option { return func(o *options) { o.verifyEvery = d } }
 
@@ -151,10 +155,38 @@ func Connect(ctx context.Context, endpoints []string, id model.NetworkID, opts .
 		// With a user, the client logs in at once.
 		return nil, s.explain(ctx, "connect to etcd at "+strings.Join(endpoints, ", "), err)
 	}
-	if _, err := s.get(ctx, s.keys.Network()); err != nil {
+	if err := s.awaitFirst(ctx); err != nil {
 		return nil, errors.Join(err, s.client.Close())
 	}
 	return s, nil
+}
+
+// awaitFirst makes the store's first call, which says that somebody answers. Nobody else has the
+// store yet. What takes longer than other calls may is in the log, again and again.
+func (s *Store) awaitFirst(ctx context.Context) error {
+	usual := s.options.timeout
+	s.options.timeout = max(usual, s.options.firstCall)
+	defer func() { s.options.timeout = usual }()
+	began, done := time.Now(), make(chan struct{})
+	var logs sync.WaitGroup
+	logs.Go(func() {
+		tick := time.NewTicker(usual)
+		defer tick.Stop()
+		for {
+			select {
+			case <-done:
+				return
+			case <-tick.C:
+				if s.options.firstCall > usual {
+					s.options.log.Info("the store has not answered yet", "waited", time.Since(began).Round(time.Millisecond), "at_most", s.options.firstCall)
+				}
+			}
+		}
+	})
+	_, err := s.get(ctx, s.keys.Network())
+	close(done)
+	logs.Wait()
+	return err
 }
 
 // Endpoints are the URLs this store is reached by; those of an embedded one are for other nodes to

@@ -24,8 +24,8 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// startTimeout bounds the server's start; it takes 0.2 s, and longer with much to replay on a slow
-// disk.
+// startTimeout bounds the server's start, and its first answer after that; they take 0.2 s, and
+// longer with much to replay on a slow disk, or on a slow machine.
 const startTimeout = 30 * time.Second
 
 // advertisedPeer is the name by which the only member of the cluster knows itself. Nobody dials it.
@@ -80,7 +80,7 @@ func Embedded(ctx context.Context, cfg EmbeddedConfig, opts ...Option) (_ *Store
 		}
 	}()
 	scheme, _, _ := strings.Cut(cfg.ClientURL, ":")
-	s, err := Connect(ctx, []string{scheme + "://" + srv.etcd.Clients[0].Addr().String()}, cfg.NetworkID, opts...)
+	s, err := Connect(ctx, []string{scheme + "://" + srv.etcd.Clients[0].Addr().String()}, cfg.NetworkID, append([]Option{withFirstCall(startTimeout)}, opts...)...)
 	if err != nil {
 		return nil, err
 	}

@@ -72,7 +72,7 @@ func eachRecord[T heddleConnectionRecord | heddleSocketOwnerRecord | heddleSocke
 	return nil
 }
 
-const tcpListen = 10
+const tcpClosed, tcpListen = 7, 10
 
 // tcpStates names the kernel's TCP states, by number (include/net/tcp_states.h).
 var tcpStates = []string{"", "ESTABLISHED", "SYN_SENT", "SYN_RECV", "FIN_WAIT1", "FIN_WAIT2", "TIME_WAIT",

@@ -167,6 +167,12 @@ type heddleFirewallKey struct {
 	Unused uint16
 }
 
+type heddleFirewallProbe struct {
+	_        structs.HostLayout
+	Expected uint32
+	Passed   uint32
+}
+
 type heddleFlow struct {
 	_         structs.HostLayout
 	Src       uint32
@@ -354,7 +360,9 @@ const (
 	heddleHeddleReasonREASON_ROUTE_INTERCEPTED          heddleHeddleReason = 87
 	heddleHeddleReasonREASON_LOST_PACKET_EVENT          heddleHeddleReason = 88
 	heddleHeddleReasonREASON_DROP_UNTRANSLATED          heddleHeddleReason = 89
-	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 90
+	heddleHeddleReasonREASON_CUT_FIREWALL               heddleHeddleReason = 90
+	heddleHeddleReasonREASON_PROBE_FIREWALL             heddleHeddleReason = 91
+	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 92
 )
 
 type heddleHeddleVerdict uint32
@@ -717,8 +725,10 @@ const (
 	heddleMapEndpointByIfindex     = "endpoint_by_ifindex"
 	heddleMapEventShares           = "event_shares"
 	heddleMapFilterScratch         = "filter_scratch"
+	heddleMapFirewallProbes        = "firewall_probes"
 	heddleMapFlowByWire            = "flow_by_wire"
 	heddleMapFlowEvents            = "flow_events"
+	heddleMapForbiddenByFirewall   = "forbidden_by_firewall"
 	heddleMapGroupByListener       = "group_by_listener"
 	heddleMapGroupsBySock          = "groups_by_sock"
 	heddleMapLimitByEndpoint       = "limit_by_endpoint"
@@ -757,11 +767,13 @@ const (
 	heddleProgConnect4             = "connect4"
 	heddleProgConnect6             = "connect6"
 	heddleProgCut                  = "cut"
+	heddleProgCutFirewall          = "cut_firewall"
 	heddleProgCutLeaving           = "cut_leaving"
 	heddleProgCutLeavingPlain      = "cut_leaving_plain"
 	heddleProgCutPlain             = "cut_plain"
 	heddleProgDeliver              = "deliver"
 	heddleProgEndOverQuota         = "end_over_quota"
+	heddleProgFirewallUnlocked     = "firewall_unlocked"
 	heddleProgFollowProfile        = "follow_profile"
 	heddleProgForbiddenUnlocked    = "forbidden_unlocked"
 	heddleProgFromEndpoint         = "from_endpoint"
@@ -902,11 +914,13 @@ type heddleProgramSpecs struct {
 	Connect4          *ebpf.ProgramSpec `ebpf:"connect4"`
 	Connect6          *ebpf.ProgramSpec `ebpf:"connect6"`
 	Cut               *ebpf.ProgramSpec `ebpf:"cut"`
+	CutFirewall       *ebpf.ProgramSpec `ebpf:"cut_firewall"`
 	CutLeaving        *ebpf.ProgramSpec `ebpf:"cut_leaving"`
 	CutLeavingPlain   *ebpf.ProgramSpec `ebpf:"cut_leaving_plain"`
 	CutPlain          *ebpf.ProgramSpec `ebpf:"cut_plain"`
 	Deliver           *ebpf.ProgramSpec `ebpf:"deliver"`
 	EndOverQuota      *ebpf.ProgramSpec `ebpf:"end_over_quota"`
+	FirewallUnlocked  *ebpf.ProgramSpec `ebpf:"firewall_unlocked"`
 	FollowProfile     *ebpf.ProgramSpec `ebpf:"follow_profile"`
 	ForbiddenUnlocked *ebpf.ProgramSpec `ebpf:"forbidden_unlocked"`
 	FromEndpoint      *ebpf.ProgramSpec `ebpf:"from_endpoint"`
@@ -960,8 +974,10 @@ type heddleMapSpecs struct {
 	EndpointByIfindex   *ebpf.MapSpec `ebpf:"endpoint_by_ifindex"`
 	EventShares         *ebpf.MapSpec `ebpf:"event_shares"`
 	FilterScratch       *ebpf.MapSpec `ebpf:"filter_scratch"`
+	FirewallProbes      *ebpf.MapSpec `ebpf:"firewall_probes"`
 	FlowByWire          *ebpf.MapSpec `ebpf:"flow_by_wire"`
 	FlowEvents          *ebpf.MapSpec `ebpf:"flow_events"`
+	ForbiddenByFirewall *ebpf.MapSpec `ebpf:"forbidden_by_firewall"`
 	GroupByListener     *ebpf.MapSpec `ebpf:"group_by_listener"`
 	GroupsBySock        *ebpf.MapSpec `ebpf:"groups_by_sock"`
 	LimitByEndpoint     *ebpf.MapSpec `ebpf:"limit_by_endpoint"`
@@ -1095,8 +1111,10 @@ type heddleMaps struct {
 	EndpointByIfindex   *ebpf.Map `ebpf:"endpoint_by_ifindex"`
 	EventShares         *ebpf.Map `ebpf:"event_shares"`
 	FilterScratch       *ebpf.Map `ebpf:"filter_scratch"`
+	FirewallProbes      *ebpf.Map `ebpf:"firewall_probes"`
 	FlowByWire          *ebpf.Map `ebpf:"flow_by_wire"`
 	FlowEvents          *ebpf.Map `ebpf:"flow_events"`
+	ForbiddenByFirewall *ebpf.Map `ebpf:"forbidden_by_firewall"`
 	GroupByListener     *ebpf.Map `ebpf:"group_by_listener"`
 	GroupsBySock        *ebpf.Map `ebpf:"groups_by_sock"`
 	LimitByEndpoint     *ebpf.Map `ebpf:"limit_by_endpoint"`
@@ -1148,8 +1166,10 @@ func (m *heddleMaps) Close() error {
 		m.EndpointByIfindex,
 		m.EventShares,
 		m.FilterScratch,
+		m.FirewallProbes,
 		m.FlowByWire,
 		m.FlowEvents,
+		m.ForbiddenByFirewall,
 		m.GroupByListener,
 		m.GroupsBySock,
 		m.LimitByEndpoint,
@@ -1259,11 +1279,13 @@ type heddlePrograms struct {
 	Connect4          *ebpf.Program `ebpf:"connect4"`
 	Connect6          *ebpf.Program `ebpf:"connect6"`
 	Cut               *ebpf.Program `ebpf:"cut"`
+	CutFirewall       *ebpf.Program `ebpf:"cut_firewall"`
 	CutLeaving        *ebpf.Program `ebpf:"cut_leaving"`
 	CutLeavingPlain   *ebpf.Program `ebpf:"cut_leaving_plain"`
 	CutPlain          *ebpf.Program `ebpf:"cut_plain"`
 	Deliver           *ebpf.Program `ebpf:"deliver"`
 	EndOverQuota      *ebpf.Program `ebpf:"end_over_quota"`
+	FirewallUnlocked  *ebpf.Program `ebpf:"firewall_unlocked"`
 	FollowProfile     *ebpf.Program `ebpf:"follow_profile"`
 	ForbiddenUnlocked *ebpf.Program `ebpf:"forbidden_unlocked"`
 	FromEndpoint      *ebpf.Program `ebpf:"from_endpoint"`
@@ -1306,11 +1328,13 @@ func (p *heddlePrograms) Close() error {
 		p.Connect4,
 		p.Connect6,
 		p.Cut,
+		p.CutFirewall,
 		p.CutLeaving,
 		p.CutLeavingPlain,
 		p.CutPlain,
 		p.Deliver,
 		p.EndOverQuota,
+		p.FirewallUnlocked,
 		p.FollowProfile,
 		p.ForbiddenUnlocked,
 		p.FromEndpoint,

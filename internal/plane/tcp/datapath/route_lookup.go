@@ -18,6 +18,8 @@ type Route struct {
 	Plain    bool // it is not intercepted
 	Firewall bool // the forward chains of the nodes are to see connections to it
 	State    model.PeerState
+	// Underlay is its node's address: of an endpoint of another node.
+	Underlay netip.Addr
 }
 
 // RouteTo looks an overlay's IPv4 address up as connect() does; false: it is outside.
@@ -32,7 +34,7 @@ func (d *Datapath) RouteTo(a netip.Addr) (Route, bool, error) {
 	}
 	has := func(f heddleRouteFlags) bool { return heddleRouteFlags(r.Flags)&f != 0 }
 	out := Route{Self: has(heddleRouteFlagsROUTE_SELF), NodeAddr: has(heddleRouteFlagsROUTE_NODE_ADDR), Direct: has(heddleRouteFlagsROUTE_DIRECT),
-		Plain: has(heddleRouteFlagsROUTE_PLAIN), Firewall: has(heddleRouteFlagsROUTE_FIREWALL), State: model.PeerProven}
+		Plain: has(heddleRouteFlagsROUTE_PLAIN), Firewall: has(heddleRouteFlagsROUTE_FIREWALL), State: model.PeerProven, Underlay: toAddr(r.Underlay)}
 	for state, flag := range routeStates {
 		if flag != 0 && has(flag) {
 			out.State = state

@@ -184,6 +184,9 @@ var Reasons = []model.Reason{
 		Remedy: "nothing: they are a sample; many: a container that scans, or floods"},
 	{Name: "drop_untranslated", Kind: model.KindDrop, Help: "packet to an inner address of a node on an IPv6 underlay that is not of a direct connection",
 		Remedy: "use the node's IPv6 address: inner ones are for direct connections only"},
+	{Name: "cut_firewall", Kind: model.KindCut, Help: "live connection ended because the nodes' forward chains forbid it now (ECONNABORTED)",
+		Remedy: "as the operator's own rules have it, on either node; `heddled --overlay-firewall-live keep` lets such connections be"},
+	{Name: "probe_firewall", Kind: model.KindPath, Help: "probes of the forward chains that reached a container of this node, answered in its place"},
 }
 
 // String gives the reason's name.

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use core::cmp::Reverse;
+use shared_ring::protection::protects;
 use smoltcp::time::Instant;
 
 use crate::abi::*;
@@ -209,7 +210,11 @@ impl Host {
             };
             let mut more = false;
             if tenant.may_run(now) {
-                tenant.credit += QUANTUM * tenant.weight();
+                tenant.credit = if protects("share") {
+                    tenant.credit + QUANTUM * tenant.weight()
+                } else {
+                    isize::MAX
+                };
                 let mut context = Context { epoll: &self.epoll, outbox: &mut self.outbox, now };
                 more = tenant.turn(&mut context);
                 let used = sys::thread_time();

@@ -16,10 +16,6 @@
 #define ROW          4
 /* A send of so many bytes costs the socket no more than the ring, once the ring is empty. */
 #define LARGE        32768
-/* For so long the service may take to use room that its socket has: longer than the agent lets one
- * hang. Who is told sooner that there is no room waits for an edge, which the kernel has no reason
- * to give. */
-#define SERVICE_MS   5000
 /* For so long a hand-over waits for the ring. */
 #define HAND_OVER_MS 2000
 
@@ -123,23 +119,24 @@ static bool never_waits(int fd, int flags)
 	return set < 0 || set & O_NONBLOCK;
 }
 
-static bool has_room(int fd)
+/* Has the service say when there is room. */
+static uint32_t ask(struct connection *c, uint32_t how)
 {
-	struct pollfd writable = {fd, POLLOUT, 0};
+	uint32_t all = atomic_fetch_or_explicit(&c->words->out_waiting, how, memory_order_relaxed) | how;
 
-	return call(SYS_ppoll, &writable, 1UL, &(struct timespec){0, 0}, NULL, 8UL) == 1;
+	atomic_thread_fence(memory_order_seq_cst);
+	return all;
 }
 
 /* Waits until the service has taken some of more than `most` bytes, so long at most; NULL: as long
  * as it takes. Gives 0, or -errno. */
 static long wait_for(struct connection *c, uint64_t most, const struct timespec *limit)
 {
+	uint32_t waits = ask(c, QUEUES_WAITS);
 	long r = 0;
 
-	atomic_store_explicit(&c->words->out_waiting, 1, memory_order_relaxed);
-	atomic_thread_fence(memory_order_seq_cst);
 	if (in_ring(c) > most)
-		r = call(SYS_futex, &c->words->out_waiting, FUTEX_WAIT, 1, limit, NULL, 0);
+		r = call(SYS_futex, &c->words->out_waiting, FUTEX_WAIT, waits, limit, NULL, 0);
 	return r == -EAGAIN || r > 0 ? 0 : r;
 }
 
@@ -158,39 +155,23 @@ static bool send_timeout(int fd, struct timespec *limit)
 	return true;
 }
 
-static uint64_t now_ms(void)
-{
-	struct timespec now = {0, 0};
-
-	clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
-	return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
-
-/* The ring has more than `most` bytes: waits as the socket would. Whoever may not wait is told so
- * when the socket has no room: then the kernel will tell of an edge. If it has, the service is
- * about to use that. The direction is unlocked meanwhile. */
+/* The ring has more than `most` bytes: waits as the socket would. Whoever may not wait is told that
+ * there is no room, and the service has the kernel tell of an edge when there is. The direction is
+ * unlocked meanwhile. */
 static long wait_as_socket(struct connection *c, int fd, uint64_t most, int flags)
 {
 	struct direction *d = &c->sides->out;
-	struct timespec limit = {0, 1000000};
-	uint64_t began = now_ms();
-	long r = 0;
+	struct timespec limit;
+	long r;
 
-	unlock_direction(d);
 	if (never_waits(fd, flags)) {
-		while (in_ring(c) > most && r != -EAGAIN) {
-			if (!has_room(fd) || now_ms() - began >= SERVICE_MS)
-				r = -EAGAIN;
-			else
-				wait_for(c, most, &limit);
-		}
-		if (r != -EAGAIN)
-			r = 0;
-	} else {
-		r = wait_for(c, most, send_timeout(fd, &limit) ? &limit : NULL);
-		if (r == -ETIMEDOUT)
-			r = -EAGAIN;
+		ask(c, QUEUES_WAITS_EDGE);
+		return in_ring(c) > most ? -EAGAIN : 0;
 	}
+	unlock_direction(d);
+	r = wait_for(c, most, send_timeout(fd, &limit) ? &limit : NULL);
+	if (r == -ETIMEDOUT)
+		r = -EAGAIN;
 	while (!lock_direction(d))
 		;
 	return r;

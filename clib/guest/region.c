@@ -69,8 +69,9 @@ static bool take(const struct queues_made *made, int memory)
 	region.capacity = copy.capacity;
 	region.streams_at = copy.streams_at;
 	region.bytes_at = copy.bytes_at;
-	if (copy.magic == QUEUES_MAGIC && copy.version == QUEUES_VERSION && copy.streams &&
-	    copy.streams <= QUEUES_STREAMS_MAX && copy.capacity >= QUEUES_CAPACITY_MIN &&
+	/* Without QUEUES_EDGES it is a service of before, and another one comes when that ends. */
+	if (copy.magic == QUEUES_MAGIC && copy.version == QUEUES_VERSION && copy.flags & QUEUES_EDGES &&
+	    copy.streams && copy.streams <= QUEUES_STREAMS_MAX && copy.capacity >= QUEUES_CAPACITY_MIN &&
 	    copy.capacity <= QUEUES_CAPACITY_MAX && !(copy.capacity & (copy.capacity - 1)) &&
 	    within(copy.streams_at, copy.streams, sizeof(struct queues_stream), made->size) &&
 	    within(copy.bytes_at, copy.streams, 2 * (uint64_t)copy.capacity, made->size) &&

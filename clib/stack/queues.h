@@ -32,6 +32,8 @@
 /* Flags of a region. */
 #define QUEUES_CONTROL 1u /* the guest has no other way to its sockets: nqes make and end them */
 #define QUEUES_POLLED  2u /* there are no doorbells: both sides look by themselves */
+/* In the header alone, without QUEUES_CONTROL: the service knows QUEUES_WAITS_EDGE. */
+#define QUEUES_EDGES   4u
 
 /* At the beginning of a region. */
 struct queues_header {
@@ -70,12 +72,16 @@ struct queues_header {
 #define QUEUES_STREAM_END  2u /* the peer sends nothing after in_produced */
 #define QUEUES_STREAM_DEAD 4u /* the connection is over; error says how */
 
+/* Bits of queues_stream.out_waiting. */
+#define QUEUES_WAITS      1u /* it waits, at the word or for WRITABLE */
+#define QUEUES_WAITS_EDGE 2u /* it waits for EPOLLOUT of its socket, without QUEUES_CONTROL */
+
 /* A pair of byte rings. Out is from the guest to the service. */
 struct queues_stream {
-	/* The guest's; the service exchanges 1 for 0 in the last two. */
+	/* The guest's; the service takes the last two, and writes 0. */
 	QUEUES_ATOMIC uint64_t out_produced; /* bytes put into the out ring since the stream began */
 	QUEUES_ATOMIC uint64_t in_consumed;  /* bytes taken out of the in ring */
-	QUEUES_ATOMIC uint32_t out_waiting;  /* 1: the guest waits for room in the out ring */
+	QUEUES_ATOMIC uint32_t out_waiting;  /* QUEUES_WAITS_...: the guest wants room in the out ring */
 	QUEUES_ATOMIC uint32_t in_waiting;   /* 1: the guest waits for bytes in the in ring */
 	uint8_t reserved[128 - 24];
 	/* The service's; the guest exchanges 1 for 0 in the two that are named asleep. */

@@ -72,8 +72,8 @@ func (p *Plane) serve(ctx context.Context, l *link) error {
 	return fmt.Errorf("service of queues, process %d: %w", l.pid, err)
 }
 
-// watch waits until the service has ended, and gives why. One that hangs is ended: programs wait
-// for it where their sockets would not have them wait (SERVICE_MS in clib/guest/queues.c).
+// watch waits until the service has ended, and gives why. One that hangs is ended: what programs
+// have sent waits for it.
 func (p *Plane) watch(ctx context.Context, l *link, heard <-chan error) error {
 	tick := time.NewTicker(askEvery)
 	defer tick.Stop()

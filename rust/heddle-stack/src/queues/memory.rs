@@ -170,7 +170,7 @@ impl View {
         in_consumed: in_consumed, AtomicU64
     );
     word!(
-        /// 1: the guest waits for room.
+        /// `QUEUES_WAITS_...`: the guest wants room.
         out_waiting: out_waiting, AtomicU32
     );
     word!(
@@ -223,7 +223,9 @@ impl View {
         let word = |at, value| self.at::<AtomicU32>(at).store(value, Ordering::Relaxed);
         let long = |at, value| self.at::<AtomicU64>(at).store(value, Ordering::Relaxed);
         word(offset_of!(queues_header, version), QUEUES_VERSION);
-        word(offset_of!(queues_header, flags), flags);
+        // Of sockets that are programs' own.
+        let edges = if flags & QUEUES_CONTROL == 0 { QUEUES_EDGES } else { 0 };
+        word(offset_of!(queues_header, flags), flags | edges);
         long(offset_of!(queues_header, size), l.size as u64);
         word(offset_of!(queues_header, slots), l.slots);
         word(offset_of!(queues_header, streams), l.streams);
@@ -387,6 +389,13 @@ pub fn take_armed(word: &AtomicU32) -> bool {
     fence(Ordering::SeqCst);
     word.load(Ordering::Relaxed) == 1
         && word.compare_exchange(1, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+}
+
+/// `take_armed` of a word of several bits: those that were set.
+#[must_use]
+pub fn take_waits(word: &AtomicU32) -> u32 {
+    fence(Ordering::SeqCst);
+    if word.load(Ordering::Relaxed) == 0 { 0 } else { word.swap(0, Ordering::Relaxed) }
 }
 
 const _: () = {

@@ -612,6 +612,9 @@ impl Region {
         if self.flags & QUEUES_CONTROL == 0 && stream.out_blocked && !blocked {
             context.watch_room(fd.as_fd(), true, index);
         }
+        if self.flags & QUEUES_CONTROL == 0 && moved.edge {
+            sockets::tell_of_room(fd.as_fd());
+        }
         if moved.sent > 0 {
             stream.progress = context.now;
         }

@@ -162,6 +162,26 @@ pub(crate) fn is_over(fd: BorrowedFd<'_>) -> bool {
     }
 }
 
+/// Has the kernel tell whoever waits at a socket that there is room (`EPOLLOUT`), now or as soon as
+/// there is. It does so when one of these options is set, to whatever value.
+pub(crate) fn tell_of_room(fd: BorrowedFd<'_>) {
+    let again = |level, name, set_name, of: fn(c_int) -> c_int| {
+        let mut value: c_int = 0;
+        get(fd, level, name, &mut value).and_then(|()| set(fd, level, set_name, &of(value)))
+    };
+    // The kernel's TCP tells of room that comes later only whom it has told that there is none.
+    let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
+    // SAFETY: the kernel reads and writes one pollfd, and `poll` is one.
+    unsafe { libc::poll(&raw mut poll, 1, 0) };
+    let lowat = libc::TCP_NOTSENT_LOWAT;
+    if again(libc::IPPROTO_TCP, lowat, lowat, |n| n).is_err() {
+        // A pair. What it says of its buffer is twice what is set.
+        let (level, size) = (libc::SOL_SOCKET, libc::SO_SNDBUF);
+        let _ = again(level, size, libc::SO_SNDBUFFORCE, |n| n / 2)
+            .or_else(|_| again(level, size, size, |n| n / 2));
+    }
+}
+
 /// Whether a socket is of the kernel's TCP, or an end of a pair.
 pub(crate) fn is_stream(fd: BorrowedFd<'_>) -> bool {
     let ask = |name| {

@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::abi::*;
-use super::memory::{View, arm, take_armed};
+use super::memory::{View, arm, take_armed, take_waits};
 use super::sockets;
 
 /// What a socket takes or gives in one turn of a connection, in bytes.
@@ -67,6 +67,8 @@ pub(super) struct Moved {
     /// The guest is to be told.
     pub(super) readable: bool,
     pub(super) writable: bool,
+    /// It is to hear of an edge of its socket.
+    pub(super) edge: bool,
     /// The connection has ended, with this errno.
     pub(super) ended: Option<i32>,
 }
@@ -189,7 +191,13 @@ impl Stream {
     /// Says of everything that there is something to be told.
     fn tell(&self, view: &View, moved: &mut Moved) {
         moved.readable |= take_armed(view.in_waiting(self.number));
-        moved.writable |= take_armed(view.out_waiting(self.number));
+        self.tell_writer(view, moved);
+    }
+
+    fn tell_writer(&self, view: &View, moved: &mut Moved) {
+        let waits = take_waits(view.out_waiting(self.number));
+        moved.writable |= waits & QUEUES_WAITS != 0;
+        moved.edge |= waits & QUEUES_WAITS_EDGE != 0;
     }
 
     /// A turn. `None` if the connection is to be closed.
@@ -255,9 +263,8 @@ impl Stream {
     /// A writer that waits is told once there is room to speak of.
     fn wake_writer(&self, view: &View, moved: &mut Moved) {
         let used = self.out_produced.wrapping_sub(self.out_consumed);
-        if used <= u64::from(view.layout.capacity) / 2 && take_armed(view.out_waiting(self.number))
-        {
-            moved.writable = true;
+        if used <= u64::from(view.layout.capacity) / 2 {
+            self.tell_writer(view, moved);
         }
     }
 

@@ -28,7 +28,9 @@
 //   - A signal that comes between SEND and the caller's next instruction in the kernel takes the
 //     answer away, and SEND has succeeded all the same. Of a socket that is one descriptor left
 //     open; of an accepted connection it is the connection. Deferred answers are therefore one step
-//     where signals have been seen to interrupt callers.
+//     where signals have been seen to interrupt callers. The agent's own descriptor then closes
+//     after the caller has its, by a thread that hurries (SCHED_FIFO): a caller that has closed
+//     first hears from its epoll of a number that it has no more, or has for something else.
 //   - poll before RECV costs no measurable time, so the loops do that on every kernel: it tells a
 //     filter without users from a caller that was killed, and it lets Close end a loop.
 //   - When the last descriptor of a listener closes, trapped calls fail with ENOSYS. See package

@@ -109,6 +109,11 @@ func addDescriptorAndAnswer(fd int, id uint64, srcFD int, closeOnExec bool) erro
 	if closeOnExec {
 		a.NewFDFlags = unix.O_CLOEXEC
 	}
+	// On a busy machine the caller might else have closed its own, and its epoll tell it of that,
+	// before this thread is back. Where a thread may not hurry, it comes when it comes.
+	if undo, err := hurry(); err == nil {
+		defer undo()
+	}
 	errno := addAndClose(uintptr(fd), uintptr(unsafe.Pointer(&a)), uintptr(srcFD))
 	runtime.KeepAlive(&a)
 	_ = unix.PthreadSigmask(unix.SIG_SETMASK, &before, nil) // of what it was before

@@ -78,8 +78,13 @@ func (c *call) connect() {
 		unlock()
 		c.end(0, unix.EISCONN)
 	case failed:
+		// Why, once: the program may not have been told, as one that was interrupted. Then as the
+		// kernel does.
+		errno := cmp.Or(unix.Errno(c.n.Error), unix.ECONNABORTED)
+		c.n.Error = 0
+		c.write()
 		unlock()
-		c.end(0, unix.ECONNABORTED)
+		c.end(0, errno)
 	default:
 		unlock()
 		c.end(0, unix.EISCONN)
@@ -143,7 +148,8 @@ func (c *call) begin() (b begun, err error) {
 	if b.other, err = c.takeOther(); err != nil {
 		return b, err
 	}
-	b.outgoing, b.wait, b.skip = &outgoing{done: make(chan struct{})}, !c.nonblocking(), 1
+	b.wait, b.skip = !c.nonblocking(), 1
+	b.outgoing = &outgoing{done: make(chan struct{}), waits: b.wait}
 	if !b.wait {
 		if b.skip, err = fillBytes(c.fd); err != nil {
 			c.unbegin(b.other)
@@ -377,7 +383,7 @@ func (c *call) resolve() {
 		case <-time.After(outcomeIsNear):
 		}
 	}
-	if !o.over() {
+	if !o.over() || o.errno != 0 && o.waits { // finish has the socket be as it was made
 		return
 	}
 	c.t.forget(c.n.ID)

@@ -82,6 +82,9 @@ type outgoing struct {
 	local protocol.Address
 	ended time.Time
 	told  atomic.Bool // that it is established, by a call that was not interrupted
+	// waits says that the call that asked for it waits, and sets the state of a socket that is not
+	// connected after all.
+	waits bool
 }
 
 // maxBlocking is how many calls of a tenant may wait for their program in the kernel at a time.

@@ -147,7 +147,7 @@ def closed():
 def interrupted():
     """A signal interrupts connect(), which the kernel makes again: the program sees it succeed. A
     signal in the moment after the answer makes the kernel lose that: EISCONN, as for any second call
-    (docs/differences.md)."""
+    (docs/differences.md). One that fails says why."""
     connect = ctypes.CDLL(None, use_errno=True).connect
     to = struct.pack("=H", socket.AF_INET) + struct.pack("!H", port) + socket.inet_aton(host) + bytes(8)
     signal.signal(signal.SIGALRM, lambda *_: None)
@@ -162,6 +162,11 @@ def interrupted():
             again = connect(s.fileno(), to, len(to)), ctypes.get_errno()
             assert again == (-1, errno.EISCONN), (i, again)
             s.close()
+        nobody = struct.pack("=H", socket.AF_INET) + struct.pack("!H", 9) + to[4:]
+        for i in range(500):
+            with socket.socket() as s:
+                assert connect(s.fileno(), nobody, len(to)) == -1, i
+                assert ctypes.get_errno() == errno.ECONNREFUSED, (i, errno.errorcode[ctypes.get_errno()])
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
 

@@ -1,9 +1,17 @@
 //! One connection: smoltcp's socket on one side, the program's pair on the other. The thread of the
 //! host owns all of it.
+//!
+//! | module | what it owns |
+//! |---|---|
+//! | `bytes` | what goes between pair and socket |
+//! | `ends` | how it ends, and what others have to know |
+//! | `info` | what is told of it |
+
+mod bytes;
+mod ends;
+mod info;
 
 use core::net::Ipv4Addr;
-use std::io::IoSliceMut;
-use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
@@ -15,17 +23,11 @@ use smoltcp::wire::{IpAddress, IpEndpoint};
 use crate::abi::*;
 use crate::device::{Arrived, Device, Track};
 use crate::packet::Segment;
-use crate::proto;
 use crate::settings::Settings;
 use crate::sys;
 
-/// For how long a connection without a program waits for the peer's FIN: Linux's `tcp_fin_timeout`.
-const ORPHAN: Duration = Duration::from_secs(60);
 /// After that many packets of one connection it is others' turn.
 const PACKETS_A_TURN: usize = 64;
-
-/// As many reads empty a pair.
-const PARTS: usize = 4096;
 
 /// How far a connection is.
 #[derive(Clone, Copy, Debug)]
@@ -310,215 +312,6 @@ impl Connection {
         sent == PACKETS_A_TURN
     }
 
-    /// Gives the program what has come. Says whether the tenant's rate is in the way.
-    fn push(&mut self, budget: &mut Budget) -> bool {
-        let Some(pair) = &self.pair else { return false };
-        let socket = self.set.get_mut::<tcp::Socket>(self.handle);
-        while socket.can_recv() {
-            if self.deaf || self.other.gone {
-                self.deaf = true;
-                if self.other.gone {
-                    return false; // without_program answers it by RST
-                }
-                let _ = socket.recv(|data| (data.len(), ()));
-                continue;
-            }
-            if !self.writable || budget.bytes == 0 {
-                return false;
-            }
-            if budget.receive == 0 {
-                return true;
-            }
-            let most = budget.bytes.min(budget.receive);
-            let mut stuck = None;
-            let sent = socket.recv(|data| {
-                let end = data.len().min(most);
-                match sys::write(pair, &data[..end]) {
-                    Ok(n) => (n, n),
-                    Err(err) => {
-                        stuck = Some(err);
-                        (0, 0)
-                    }
-                }
-            });
-            let sent = sent.unwrap_or(0);
-            budget.bytes -= sent;
-            budget.receive = budget.receive.saturating_sub(sent);
-            self.pushed += sent as u64;
-            match stuck {
-                Some(err) if sys::would_block(&err) => self.writable = false,
-                Some(_) => self.deaf = true,
-                None if sent == 0 => return false,
-                None => {}
-            }
-        }
-        false
-    }
-
-    /// Shows the program the peer's FIN, after the data.
-    fn show_end(&mut self) {
-        let socket = self.socket();
-        let over = matches!(
-            socket.state(),
-            tcp::State::CloseWait
-                | tcp::State::LastAck
-                | tcp::State::Closing
-                | tcp::State::TimeWait
-        );
-        if over && !self.shown && !socket.can_recv() {
-            self.shown = true;
-            if let Some(pair) = &self.pair {
-                // The other end may be gone, which is as good.
-                let _ = pair.shutdown(Shutdown::Write);
-            }
-        }
-    }
-
-    /// Sends on what the program wrote, and its FIN. The last byte stays in the pair.
-    /// Says whether the tenant's rate is in the way.
-    fn pull(&mut self, budget: &mut Budget) -> bool {
-        let Some(pair) = &self.pair else { return false };
-        let socket = self.set.get_mut::<tcp::Socket>(self.handle);
-        let mut drained = false;
-        while socket.may_send() && self.readable {
-            let fresh = sys::waiting(pair).saturating_sub(usize::from(self.guard));
-            if fresh == 0 {
-                self.readable = false;
-                drained = true;
-                break;
-            }
-            if !socket.can_send() || budget.bytes == 0 {
-                return false;
-            }
-            if budget.send == 0 {
-                return true;
-            }
-            let most = budget.bytes.min(budget.send);
-            let sent = pull_some(pair, socket, &mut self.guard, fresh, most);
-            if sent == 0 {
-                // Urgent data, say: what is counted cannot be read.
-                self.readable = false;
-                drained = true;
-                break;
-            }
-            budget.bytes -= sent;
-            budget.send = budget.send.saturating_sub(sent);
-            self.pulled += sent as u64;
-        }
-        // What was written before the end is there once the end is.
-        let end = self.other.silent && !self.readable && socket.may_send();
-        if end && !self.closed && (drained || sys::waiting(pair) <= usize::from(self.guard)) {
-            socket.close();
-            self.closed = true;
-        }
-        false
-    }
-
-    /// What becomes of a connection whose program has closed it.
-    fn without_program(&mut self) {
-        let linger = self.settings.linger == Some(0);
-        if self.other.gone && (self.other.unread || linger || self.socket().can_recv()) {
-            self.abort(0);
-        }
-    }
-
-    /// smoltcp waits for the answer to a FIN for ever, and for the peer's FIN.
-    fn watch_end(&mut self, now: Instant) {
-        let state = self.socket().state();
-        let span = match state {
-            tcp::State::FinWait1 | tcp::State::Closing | tcp::State::LastAck => {
-                Duration::from_millis(self.settings.user_timeout.into())
-            }
-            tcp::State::FinWait2 if self.other.gone => ORPHAN,
-            _ => {
-                self.give_up = None;
-                return;
-            }
-        };
-        match self.give_up {
-            Some((of, until)) if of == state => {
-                if now >= until {
-                    self.abort(libc::ETIMEDOUT);
-                }
-            }
-            _ => self.give_up = Some((state, now + span)),
-        }
-    }
-
-    /// What the turn has made of it.
-    fn change(&mut self) -> Change {
-        let state = self.socket().state();
-        let before = core::mem::replace(&mut self.was, state);
-        match self.phase {
-            Phase::Connecting { asked, skip } => match state {
-                tcp::State::Closed => Change::Failed(asked, self.reason.unwrap_or(libc::ETIMEDOUT)),
-                tcp::State::SynSent | tcp::State::SynReceived => Change::None,
-                _ => {
-                    self.drop_filling(skip);
-                    self.phase = Phase::Open;
-                    Change::Connected(asked)
-                }
-            },
-            Phase::Arriving => match state {
-                // Back in LISTEN: the peer has reset it, or what came was no SYN.
-                tcp::State::Closed | tcp::State::Listen => Change::Gone,
-                tcp::State::SynReceived => Change::None,
-                _ => {
-                    self.phase = Phase::Open;
-                    self.guard = true;
-                    Change::Accepted
-                }
-            },
-            Phase::Open => self.end(state, before),
-            Phase::Over if state == tcp::State::Closed => Change::Gone,
-            Phase::Over => Change::None,
-        }
-    }
-
-    /// Whether an open connection is over, and the program has everything.
-    fn end(&mut self, state: tcp::State, before: tcp::State) -> Change {
-        if state != tcp::State::Closed && state != tcp::State::TimeWait {
-            return Change::None;
-        }
-        if state == tcp::State::Closed && self.reason.is_none() {
-            let orderly = matches!(before, tcp::State::LastAck | tcp::State::TimeWait);
-            self.reason = Some(if orderly { 0 } else { libc::ETIMEDOUT });
-        }
-        if self.socket().can_recv() && !self.deaf && !self.other.gone {
-            return Change::None;
-        }
-        let errno = if state == tcp::State::TimeWait { 0 } else { self.reason.unwrap_or(0) };
-        if errno == 0
-            && let Some(pair) = &self.pair
-        {
-            // With nothing unread the other end sees no reset.
-            let mut rest = [0; 4096];
-            // Not what it goes on writing meanwhile.
-            for _ in 0..PARTS {
-                if !matches!(sys::read(pair, &mut [IoSliceMut::new(&mut rest)]), Ok(1..)) {
-                    break;
-                }
-            }
-        }
-        self.phase = Phase::Over;
-        Change::Ended(errno)
-    }
-
-    /// Reads what lies in the pair before the program's bytes, but for the guard.
-    fn drop_filling(&mut self, skip: u32) {
-        let Some(pair) = &self.pair else { return };
-        let mut left = skip as usize - 1;
-        let mut rest = [0; 4096];
-        while left > 0 {
-            let most = left.min(rest.len());
-            match sys::read(pair, &mut [IoSliceMut::new(&mut rest[..most])]) {
-                Ok(n @ 1..) => left -= n,
-                _ => break,
-            }
-        }
-        self.guard = sys::waiting(pair) > 0;
-    }
-
     /// When smoltcp wants to be asked again; `None` is never.
     pub(crate) fn next(&mut self, now: Instant, interface: &mut Interface) -> Option<Instant> {
         if self.waits_for_program() {
@@ -529,99 +322,5 @@ impl Connection {
             (Some(a), Some((_, b))) => Some(a.min(b)),
             (a, b) => a.or(b.map(|b| b.1)),
         }
-    }
-
-    /// Bytes of its buffers that have been used: the kernel gives no memory for the others.
-    pub(crate) fn memory(&self) -> u64 {
-        let (sent, received) = (self.pulled, self.pushed + self.socket().recv_queue() as u64);
-        sent.min(self.settings.send_buffer.into())
-            + received.min(self.settings.receive_buffer.into())
-    }
-
-    pub(crate) fn info(&self, mut head: stack_head, mtu: usize) -> stack_info {
-        head.id = self.id;
-        let socket = self.socket();
-        let ip_header = if matches!(self.local.addr, IpAddress::Ipv4(_)) { 20 } else { 40 };
-        let short = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
-        let queued = socket.send_queue() as u64;
-        stack_info {
-            head,
-            kind: STACK_KIND_CONNECTION,
-            state: state_number(socket.state()),
-            listener: self.listener,
-            local: proto::named(self.local),
-            remote: proto::named(self.remote),
-            options: self.settings.to_abi(),
-            bytes_sent: self.pulled.saturating_sub(queued),
-            bytes_received: self.pushed + socket.recv_queue() as u64,
-            segments_sent: self.track.sent,
-            segments_received: self.track.received,
-            retransmits: self.track.retransmits,
-            rtt: short(self.track.rtt),
-            rtt_variation: short(self.track.variation),
-            mss: short(mtu as u64 - ip_header - 20),
-            send_queue: short(queued),
-            receive_queue: short(socket.recv_queue() as u64),
-            ..stack_info::default()
-        }
-    }
-}
-
-/// Moves up to `most` of the `fresh` bytes that wait. The last one that waits is copied, and stays.
-fn pull_some(
-    pair: &UnixStream,
-    socket: &mut tcp::Socket<'_>,
-    guard: &mut bool,
-    fresh: usize,
-    most: usize,
-) -> usize {
-    let mut last = false;
-    let moved = socket.send(|room| {
-        let want = fresh.min(most).min(room.len());
-        // The last byte is not read but looked at.
-        last = want == fresh;
-        let read = want - usize::from(last);
-        if read + usize::from(*guard) == 0 {
-            return (0, 0);
-        }
-        let mut skipped = [0; 1];
-        let got = if *guard {
-            let mut parts = [IoSliceMut::new(&mut skipped), IoSliceMut::new(&mut room[..read])];
-            sys::read(pair, &mut parts)
-        } else {
-            sys::read(pair, &mut [IoSliceMut::new(&mut room[..read])])
-        };
-        let got = got.unwrap_or(0);
-        let data = got - usize::from(*guard && got > 0);
-        *guard &= got == 0;
-        last &= data == read;
-        (data, data)
-    });
-    let moved = moved.unwrap_or(0);
-    if last
-        && !*guard
-        && let Some(byte) = sys::peek(pair)
-        && socket.send_slice(&[byte]) == Ok(1)
-    {
-        *guard = true;
-        return moved + 1;
-    }
-    moved
-}
-
-/// The numbers that Linux has for states, `net/tcp_states.h`.
-fn state_number(state: tcp::State) -> u32 {
-    match state {
-        tcp::State::Established => 1,
-        tcp::State::SynSent => 2,
-        tcp::State::SynReceived => 3,
-        tcp::State::FinWait1 => 4,
-        tcp::State::FinWait2 => 5,
-        tcp::State::TimeWait => 6,
-        tcp::State::Closed => 7,
-        tcp::State::CloseWait => 8,
-        tcp::State::LastAck => 9,
-        tcp::State::Listen => 10,
-        tcp::State::Closing => 11,
     }
 }

@@ -76,6 +76,21 @@ func EndAgent(t testing.TB, node string, sig syscall.Signal) {
 	testutil.NoError(t, KillAgent(AgentPID(t, node), sig))
 }
 
+// SocketsWithoutAgent reports whether programs get sockets while no agent runs: before Linux 6.3,
+// which has no IP_LOCAL_PORT_RANGE, socket() waits for the next one.
+func SocketsWithoutAgent(t testing.TB) bool {
+	t.Helper()
+	const localPortRange = 51
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	testutil.NoError(t, err)
+	defer syscall.Close(fd)
+	_, err = syscall.GetsockoptInt(fd, syscall.SOL_IP, localPortRange)
+	if err != nil && err != syscall.ENOPROTOOPT {
+		t.Fatal(err)
+	}
+	return err == nil
+}
+
 // KillAgent ends the agent pid and waits until it is gone.
 func KillAgent(pid int, sig syscall.Signal) error {
 	if pid < 2 {

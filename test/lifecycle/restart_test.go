@@ -69,21 +69,13 @@ func restart(t *testing.T, node string, sig syscall.Signal) {
 	plain.Must(`p = tcp(4)`)
 	connectWith(plain, "p", target)
 
-	// A new socket is the container's own stack's, and the overlay's.
-	const made = 3
-	mine.Must(`own = [tcp(4), tcp(6), tcp(4)]`)
-	if node == "n1" {
-		connectWith(client, "own[0]", target)
-		client.Must(`ear.bind(("0.0.0.0", %d)) or ear.listen()`, port)
-		client.Must(`own[2].connect(("127.0.0.1", %d))`, port)
-		client.Expect(`"127.0.0.1"`, `ear.accept()[1][0]`)
-	} else {
-		server.Must(`l2 = own[0].bind(("0.0.0.0", %d)) or own[0].listen() or own[0]`, port+1)
-		client.Must(`late = connect(4, %q, %d)`, target, port+1)
-		server.Must(`c3, who = l2.accept()`)
-		server.Expect(fmt.Sprintf("%q", lab.Address(t, "heddle", "n1/c1")), `who[0]`)
-	}
+	made := withoutAgent(t, node, client, server, mine, port, func(socket string) { connectWith(client, socket, target) })
 	testutil.NoError(t, lab.Command("up"))
+	if made == 0 {
+		if r := mine.Reply("waits = tcp(4)"); r != "null" {
+			t.Fatalf("socket() that waited gave %s", r)
+		}
+	}
 	alive("with the new agent")
 	var status []api.Status
 	lab.Query(t, &status, "status", "--node", node)
@@ -113,6 +105,30 @@ func restart(t *testing.T, node string, sig syscall.Signal) {
 	}
 }
 
+// withoutAgent makes sockets of mine while its node has no agent, which are the container's own
+// stack's, and the overlay's, and gives their number. Where the kernel lets socket() wait for the
+// next agent, it leaves a call that does.
+func withoutAgent(t *testing.T, node string, client, server, mine *lab.Peer, port int, connect func(socket string)) (made uint64) {
+	t.Helper()
+	if !lab.SocketsWithoutAgent(t) {
+		mine.Begin(`waits = tcp(4)`)
+		return 0
+	}
+	mine.Must(`own = [tcp(4), tcp(6), tcp(4)]`)
+	if node == "n1" {
+		connect("own[0]")
+		client.Must(`ear.bind(("0.0.0.0", %d)) or ear.listen()`, port)
+		client.Must(`own[2].connect(("127.0.0.1", %d))`, port)
+		client.Expect(`"127.0.0.1"`, `ear.accept()[1][0]`)
+	} else {
+		server.Must(`l2 = own[0].bind(("0.0.0.0", %d)) or own[0].listen() or own[0]`, port+1)
+		client.Must(`late = connect(4, %q, %d)`, lab.Address(t, "heddle", "n2/c1"), port+1)
+		server.Must(`c3, who = l2.accept()`)
+		server.Expect(fmt.Sprintf("%q", lab.Address(t, "heddle", "n1/c1")), `who[0]`)
+	}
+	return 3
+}
+
 // TestRestartBoth ends both agents, the store with them, and brings them back while programs of
 // both nodes have sockets that they made meanwhile.
 func TestRestartBoth(t *testing.T) {
@@ -120,16 +136,27 @@ func TestRestartBoth(t *testing.T) {
 	target, port := lab.Address(t, "heddle", "n2/c1"), lab.FreePort()
 	lab.EndAgent(t, "n1", syscall.SIGKILL)
 	lab.EndAgent(t, "n2", syscall.SIGTERM)
-	client.Must(`s = tcp(4)`)
-	server.Must(`l = listen(4, "0.0.0.0", %d)`, port)
-	for _, when := range []string{"without agents", "with the next agents"} {
+	exchange := func(when string) {
+		t.Helper()
 		client.Must(`s.connect((%q, %d))`, target, port)
 		server.Must(`c, who = l.accept()`)
 		client.Must(`send(s, 5000)`)
 		if got := server.Do(`receive(c, 5000)`); got != `[5000, "62928f6f9c49d2ca"]` {
 			t.Errorf("%s: %s", when, got)
 		}
+	}
+	client.Begin(`s = tcp(4)`)
+	server.Begin(fmt.Sprintf(`l = listen(4, "0.0.0.0", %d)`, port))
+	if lab.SocketsWithoutAgent(t) {
+		client.Reply("tcp")
+		server.Reply("listen")
+		exchange("without agents")
 		testutil.NoError(t, lab.Command("up"))
 		client.Must(`s = tcp(4)`)
+	} else {
+		testutil.NoError(t, lab.Command("up"))
+		client.Reply("tcp")
+		server.Reply("listen")
 	}
+	exchange("with the next agents")
 }

@@ -28,7 +28,7 @@ var (
 		"1 while the agent follows the store, 0 while it works from what it last saw.", nil, nil)
 	revisionDesc  = prometheus.NewDesc("heddle_store_revision", "Store revision the agent has applied.", nil, nil)
 	listenersDesc = prometheus.NewDesc("heddle_intercept_listeners", "Seccomp listeners held.", nil, nil)
-	readersDesc   = prometheus.NewDesc("heddle_intercept_readers", "Threads that answer trapped calls: one a listener, more while callers wait.", nil, nil)
+	readersDesc   = prometheus.NewDesc("heddle_intercept_readers", "Threads that answer trapped calls or wait for one.", nil, nil)
 	answeredDesc  = prometheus.NewDesc("heddle_intercept_answered_total",
 		"Trapped calls answered with a socket of the node or with the container's own view.", nil, nil)
 	continuedDesc = prometheus.NewDesc("heddle_intercept_continued_total",

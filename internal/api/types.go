@@ -355,8 +355,8 @@ type Store struct {
 type Interception struct {
 	// Listeners is the number of seccomp listeners held: one a container or exec'd process tree.
 	Listeners int `json:"listeners"`
-	// Readers is the number of threads that answer: one a listener, more while callers have to
-	// wait.
+	// Readers is the number of threads that answer calls or wait for one: few, one for each
+	// listener that had a call of late, more while callers have to wait.
 	Readers int `json:"readers"`
 	// Answered calls were given a socket of the node (or an ioctl's answer).
 	Answered uint64 `json:"answered"`

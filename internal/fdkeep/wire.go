@@ -18,7 +18,7 @@ const (
 	// MaxMetaBytes bounds the metadata of one listener.
 	MaxMetaBytes = 16 << 10
 	// MaxKept bounds the listeners a keeper keeps; each costs it two descriptors.
-	MaxKept = 8192
+	MaxKept = 1 << 15
 
 	maxMessageBytes = 64 << 10 // holds any message within the limits above, in base64
 	fdsPerEntry     = 2        // the listener and its call page

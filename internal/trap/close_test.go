@@ -1,6 +1,7 @@
 package trap
 
 import (
+	"log/slog"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -12,7 +13,8 @@ import (
 
 // TestEndDoesNotLinger: a server that ends does not wait for the programs of its readers' sockets.
 func TestEndDoesNotLinger(t *testing.T) {
-	s := &Server{listeners: make(map[*Listener]struct{})}
+	s := New()
+	s.log, s.monitor = slog.Default(), &monitor{log: slog.Default()}
 	l := newListener(s, -1, specs.ContainerProcessState{})
 	s.listeners[l] = struct{}{}
 	fd := testutil.Lingering(t)
@@ -20,8 +22,9 @@ func TestEndDoesNotLinger(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		r := l.newReader(1)
-		if r.prepare() {
+		r := new(reader)
+		r.becomeReaderOf(l, 1)
+		if r.prepare(s) {
 			r.closeGiven(fd)
 			closed.Store(true)
 		}

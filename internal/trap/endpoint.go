@@ -36,8 +36,11 @@ func (s *Server) serveListener(l *Listener) (serves bool) {
 			"container", l.state.State.ID, "metadata", l.state.Metadata, "limit", s.cfg.MaxListeners)
 		s.release(l)
 		l.close()
-	default:
+	case nil:
 		return true
+	default:
+		l.fail(&s.why.receive, refused)
+		s.end(l, false)
 	}
 	return false
 }
@@ -79,15 +82,17 @@ func (s *Server) register(l *Listener, id model.EndpointID, known bool) error {
 	}
 	s.setAway(l)
 	s.listeners[l] = struct{}{}
-	s.tasks.Go(func() {
-		finished := l.run()
-		s.unregister(l)
-		if finished {
-			s.release(l)
-		}
-		l.close()
-	})
-	return nil
+	return s.watch.add(l)
+}
+
+// end gives a listener up; finished says that its filter has no users any more.
+func (s *Server) end(l *Listener, finished bool) {
+	s.watch.remove(l)
+	s.unregister(l)
+	if finished {
+		s.release(l)
+	}
+	l.close()
 }
 
 // bind makes l one of an endpoint's listeners. It is called with mu held.

@@ -1,6 +1,7 @@
 package trap
 
 import (
+	"slices"
 	"unsafe"
 
 	"heddle.dev/heddle/internal/fdkeep"
@@ -38,6 +39,12 @@ func (l *Listener) mapInflight(fd int) error {
 		l.deferred.places = append(l.deferred.places, (*inflightCall)(unsafe.Pointer(&page[at])))
 	}
 	return nil
+}
+
+// anyLeft reports whether an earlier agent left the listener calls, before the first reader begins.
+func (l *Listener) anyLeft() bool {
+	waits := func(c *inflightCall) bool { return c.call.ID != 0 }
+	return slices.ContainsFunc(l.inflight[:], waits) || slices.ContainsFunc(l.deferred.places, waits)
 }
 
 // undelivered is a descriptor that a thread has and was not told of: a signal took it out of its

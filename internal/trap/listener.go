@@ -35,6 +35,8 @@ type Listener struct {
 	// answer a call this one received.
 	inflight [maxReaders]*inflightCall
 
+	hasLeft atomic.Bool // an agent before left calls, which no reader has taken up yet
+
 	receiving futexMutex // of the readers, to wait for a call and receive it
 	// Guarded by receiving: calls so far; the thread that made the last one, and how many it made
 	// in a row before that; calls in a row that were there before anybody waited for one, and
@@ -56,8 +58,10 @@ type Listener struct {
 
 	mu          sync.Mutex // guards what follows; never held across a system call
 	deferred    deferredCalls
-	reads       [maxReaders]bool // places among the readers that are taken
+	reads       [maxReaders]bool // places among the readers that are taken; the first is the primary's
 	undelivered undeliveredByThread
+	visitsSince time.Time // when the first of visits came
+	visits      int       // of threads for a call, of late (watch.go)
 	logged      map[*Reason]bool
 
 	keepMu sync.Mutex // held while the descriptors are being kept; guards closed
@@ -66,7 +70,7 @@ type Listener struct {
 
 // newListener makes a listener that cannot be kept.
 func newListener(s *Server, fd int, state specs.ContainerProcessState) *Listener {
-	l := &Listener{srv: s, fd: fd, pageFD: -1, state: state}
+	l := &Listener{srv: s, fd: fd, pageFD: -1, state: state, reads: [maxReaders]bool{true}}
 	for i := range l.inflight {
 		l.inflight[i] = new(inflightCall)
 	}

@@ -34,8 +34,8 @@ const (
 //
 // Readers take turns: one waits for a call and receives it, then lets the next one wait while it
 // answers. Two that wait would both be woken, and the one that comes late to RECV would block
-// there, where it cannot be ended. A listener has one reader, its primary, until callers have to
-// wait for it; those that join end when they have nothing to do.
+// there, where it cannot be ended. A listener that has a call has one reader, its primary, until
+// callers have to wait for it; those that join, the helpers, end when they have nothing to do.
 type reader struct {
 	*Listener
 	call     Call
@@ -43,6 +43,7 @@ type reader struct {
 	tid      int32         // its thread
 	inflight *inflightCall // the call it answers
 	primary  bool
+	stays    time.Duration // how long the primary waits for a call before it leaves
 
 	yielder  Yielder
 	affinity affinity // the primary's only
@@ -62,74 +63,71 @@ func (c callID) follows(earlier callID) bool {
 	return uint32(c) == uint32(earlier) && uint32(c) != 0 && int32(uint32(c>>32)-uint32(earlier>>32)) > 0
 }
 
-// newReader makes the reader of a place among a listener's.
-func (l *Listener) newReader(slot int) *reader {
-	r := &reader{Listener: l, slot: slot, inflight: l.inflight[slot]}
-	r.call.reader = r
-	return r
-}
-
-// run answers calls until the filter has no users left (it reports true then), the server closes,
-// or the listener breaks.
-func (l *Listener) run() (finished bool) {
-	primary := l.newReader(0)
-	primary.primary = true
-	defer l.readers.Wait()
-	l.reads[0] = true // nobody else is there yet
-	if !primary.prepare() {
-		return false
-	}
-	for i, f := range l.inflight {
-		if f.call.ID != 0 {
-			l.newReader(i).finish()
-		}
-		if f.call.ID != 0 {
-			return false // it is the next agent's
-		}
-	}
-	return primary.resumeDeferred() && primary.read()
-}
-
-// prepare makes the calling goroutine's thread one that answers.
-func (r *reader) prepare() bool {
+// prepare makes the calling goroutine's thread one that answers, and counts it; leaves is what ends
+// that.
+func (r *reader) prepare(s *Server) bool {
 	// Not unlocked: the thread's signals stay blocked, so it must end with this goroutine.
 	runtime.LockOSThread()
 	r.tid = int32(unix.Gettid())
 	ownSlack()
 	if err := blockSignals(); err != nil {
-		r.fail(&r.srv.why.receive, fmt.Errorf("block signals: %w", err))
+		s.why.receive.Add()
+		s.log.Error("thread does not answer calls", "reason", s.why.receive.Name, "err", fmt.Errorf("block signals: %w", err))
 		return false
 	}
 	if err := setBatchPolicy(); err != nil {
-		r.srv.log.Warn("reader keeps its scheduling policy: answers will be slower", "err", err)
+		s.log.Warn("reader keeps its scheduling policy: answers will be slower", "err", err)
 	}
+	s.readers.Add(1)
+	s.monitor.change(1)
 	return true
 }
 
-// read receives and answers calls until it has to end.
-func (r *reader) read() (finished bool) {
-	r.srv.readers.Add(1)
-	r.srv.monitor.change(1)
-	defer r.srv.readers.Add(-1)
-	defer r.srv.monitor.change(-1)
-	defer r.affinity.unbind() // the thread may be the process's first, which does not end
-	for {
-		end, err := r.next()
-		if err != nil {
-			r.fail(&r.srv.why.receive, err)
+// leaves counts a thread out that prepare counted.
+func (s *Server) leaves() {
+	s.readers.Add(-1)
+	s.monitor.change(-1)
+}
+
+// becomeReaderOf makes r the reader of a place among a listener's.
+func (r *reader) becomeReaderOf(l *Listener, slot int) {
+	r.Listener, r.slot, r.inflight, r.affinity = l, slot, l.inflight[slot], affinity{}
+	r.call = Call{reader: r}
+}
+
+// finishLeft answers calls that the agent before us received, or had deferred. It reports false if
+// they are the next agent's.
+func (r *reader) finishLeft() bool {
+	own := r.inflight
+	defer func() { r.inflight = own }()
+	for _, f := range r.Listener.inflight {
+		if r.inflight = f; f.call.ID != 0 {
+			r.finish()
+		}
+		if f.call.ID != 0 {
 			return false
 		}
-		switch end {
-		case endFilter:
-			return true
-		case endServer, endIdle:
-			return false
+	}
+	r.inflight = own
+	return r.resumeDeferred()
+}
+
+// read receives and answers calls until it has to end, and says why.
+func (r *reader) read() end {
+	for {
+		how, err := r.next()
+		if err != nil {
+			r.fail(&r.srv.why.receive, err)
+			return endBroken
+		}
+		if how != endNot {
+			return how
 		}
 		r.handle()
 		r.done()
 		r.yielder.Yield(r.affinity.yieldToCaller)
 		if r.inflight.call.ID != 0 {
-			return false // it is the next agent's
+			return endServer // it is the next agent's
 		}
 	}
 }
@@ -140,12 +138,13 @@ const (
 	endNot end = iota
 	endFilter
 	endServer
-	endIdle // nothing to do for a helper
+	endIdle   // nothing to do
+	endBroken // the listener cannot be read
 )
 
 // next waits for the reader's turn, then for a call, and receives it.
 func (r *reader) next() (end, error) {
-	if !r.receiving.lock(r.timeout()) {
+	if !r.receiving.lock(r.turn()) {
 		return endIdle, nil
 	}
 	defer r.receiving.unlock()
@@ -169,10 +168,18 @@ func (r *reader) next() (end, error) {
 	}
 }
 
-// timeout is how long the reader waits for something to do; less than 0 means for ever.
+// timeout is how long the reader waits for something to do.
 func (r *reader) timeout() time.Duration {
 	if r.primary {
-		return -time.Millisecond
+		return r.stays
+	}
+	return helperStays
+}
+
+// turn is how long the reader waits for its turn: a helper that has it may wait for a call.
+func (r *reader) turn() time.Duration {
+	if r.primary {
+		return -1
 	}
 	return helperStays
 }
@@ -243,7 +250,7 @@ func (r *reader) wait() (waited bool, end end, err error) {
 			timeout = boundTimeout
 		}
 		began := time.Now()
-		n, err := unix.Poll(fds[:], int(timeout/time.Millisecond)) // less than 0 is for ever
+		n, err := unix.Poll(fds[:], int(timeout/time.Millisecond))
 		switch {
 		case err == unix.EINTR:
 		case err != nil:
@@ -273,9 +280,10 @@ func (l *Listener) addHelper() {
 	// The primary reader waits for the others, so there is one to add to.
 	l.readers.Go(func() {
 		defer l.srv.helpers.Add(-1)
-		r := l.newReader(slot)
-		if r.prepare() {
+		if r := new(reader); r.prepare(l.srv) {
+			r.becomeReaderOf(l, slot)
 			r.read()
+			l.srv.leaves()
 		}
 		l.mu.Lock()
 		l.reads[slot] = false

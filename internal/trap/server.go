@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,7 +24,7 @@ import (
 
 // Defaults of Config.
 const (
-	DefaultMaxListeners = 2048
+	DefaultMaxListeners = 1 << 14
 
 	handoffTimeout     = 10 * time.Second
 	maxHandoffsAtOnce  = 32
@@ -73,16 +75,15 @@ type Config struct {
 	Keeper Keeper
 	// StartKeeper starts the keeper, unless it runs. Nil means that its end is not looked for.
 	StartKeeper func() error
-	// MaxListeners bounds the listeners served at a time; each takes a thread (more while callers
-	// wait: maxHelpers) and a descriptor. One that comes above it is refused, and its container
-	// gets ENOSYS. 0 means DefaultMaxListeners.
+	// MaxListeners bounds the listeners served at a time; each takes two descriptors. One that comes
+	// above it is refused, and its container gets ENOSYS. 0 means DefaultMaxListeners.
 	MaxListeners int
 }
 
 // Stats are counters since the server started, and gauges where said.
 type Stats struct {
 	Listeners int               // gauge: listeners being served
-	Readers   int               // gauge: threads that answer their calls
+	Readers   int               // gauge: threads that answer their calls, or wait for one
 	Continued uint64            // calls left to the kernel
 	Failed    map[string]uint64 // by reason; every reason has an entry, those of handlers, too
 }
@@ -101,7 +102,8 @@ type Server struct {
 	why         *reasons
 	continued   atomic.Uint64
 	monitor     *monitor
-	readers     atomic.Int32  // running
+	watch       watch
+	readers     atomic.Int32  // threads that answer, or wait for a call
 	helpers     atomic.Int32  // of them, helpers, maxHelpers at most
 	keeper      atomic.Uint32 // counts the keepers there have been; changed before keepAll
 	stop        context.CancelFunc
@@ -120,7 +122,7 @@ type Server struct {
 // it, and Close releases it and the handlers.
 func New() *Server {
 	s := &Server{
-		stopFD: -1, proc: -1, why: newReasons(), ended: make(chan struct{}),
+		stopFD: -1, proc: -1, watch: watch{fd: -1}, why: newReasons(), ended: make(chan struct{}),
 		endpoints: map[model.EndpointID]*Endpoint{}, listeners: map[*Listener]struct{}{},
 	}
 	s.ctx, s.stop = context.WithCancel(context.Background())
@@ -134,7 +136,7 @@ func (s *Server) Listen(cfg Config) (err error) {
 	}
 	s.cfg, s.log, s.monitor = cfg, cfg.Log, newMonitor(cfg.Log)
 	defer func() {
-		for _, fd := range []int{s.stopFD, int(s.proc)} {
+		for _, fd := range []int{s.stopFD, int(s.proc), s.watch.fd} {
 			if err != nil && fd >= 0 {
 				closeFD(fd)
 			}
@@ -145,6 +147,9 @@ func (s *Server) Listen(cfg Config) (err error) {
 	}
 	if s.stopFD, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
 		return fmt.Errorf("eventfd: %w", err)
+	}
+	if err := s.watch.open(s); err != nil {
+		return err
 	}
 	return s.openSocket()
 }
@@ -275,6 +280,13 @@ func (s *Server) endListeners() {
 	go s.interruptCloses(ended)
 	s.tasks.Wait()
 	close(ended)
+	s.mu.Lock()
+	listeners := slices.Collect(maps.Keys(s.listeners))
+	s.mu.Unlock()
+	for _, l := range listeners {
+		s.end(l, false)
+	}
+	closeFD(s.watch.fd)
 	s.mu.Lock()
 	endpoints := s.endpoints
 	s.endpoints = nil

@@ -31,8 +31,7 @@ var (
 
 // The bounds of what may be asked for.
 const (
-	// MaxDensityContainers is below the number of listeners that an agent takes
-	// (trap.DefaultMaxListeners).
+	// MaxDensityContainers is what a machine of some 20 GB has room for, and a /20 addresses.
 	MaxDensityContainers  = 1900
 	MaxDensityConnections = 200000
 	maxDensityRate        = 100000

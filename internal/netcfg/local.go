@@ -39,17 +39,24 @@ func LocalPrefixes() ([]netip.Prefix, error) {
 			return nil, fmt.Errorf("list local routes: %w", err)
 		}
 		for _, r := range routes {
-			p := fromIPNet(r.Dst)
-			if r.Type != unix.RTN_LOCAL && r.Type != unix.RTN_BROADCAST || !p.IsValid() {
-				continue
-			}
-			if a := p.Addr(); !a.IsLoopback() && !(a.Is6() && a.IsLinkLocalUnicast()) {
-				out = append(out, p)
+			if isListed(r) {
+				out = append(out, fromIPNet(r.Dst))
 			}
 		}
 	}
 	slices.SortFunc(out, netip.Prefix.Compare)
 	return slices.Compact(out), nil
+}
+
+// isListed reports whether a route of the table "local" is for LocalPrefixes. Those that come with
+// each endpoint's device are not.
+func isListed(r netlink.Route) bool {
+	p := fromIPNet(r.Dst)
+	if r.Type != unix.RTN_LOCAL && r.Type != unix.RTN_BROADCAST || !p.IsValid() {
+		return false
+	}
+	a := p.Addr()
+	return !a.IsLoopback() && !(a.Is6() && a.IsLinkLocalUnicast())
 }
 
 // FollowLocal calls changed with LocalPrefixes at once, and again whenever they are others, until
@@ -90,7 +97,7 @@ func FollowLocal(ctx context.Context, changed func([]netip.Prefix)) error {
 			if !ok {
 				return errors.New("follow routes: the kernel's messages ended")
 			}
-			if u.Route.Table == unix.RT_TABLE_LOCAL && debounced == nil {
+			if debounced == nil && u.Route.Table == unix.RT_TABLE_LOCAL && isListed(u.Route) {
 				debounced = time.After(localDebounce)
 			}
 		case <-debounced:

@@ -89,6 +89,9 @@ func (es *endpoints) choosePorts(e model.Endpoint, requests []model.PortRequest)
 		return nil, &api.Error{Code: api.CodeUnsupported, Field: "ports", Message: "the container's address is another network's",
 			Remedy: "have that network publish them: with CNI, by the plugin portmap before heddle-cni"}
 	}
+	if len(requests) == 0 {
+		return nil, nil
+	}
 	taken := make(map[uint16][]portHolder)
 	for _, x := range es.known.all() {
 		if x.ID != e.ID {

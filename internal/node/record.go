@@ -1,6 +1,7 @@
 package node
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,7 +12,6 @@ import (
 	"path/filepath"
 	"slices"
 
-	"heddle.dev/heddle/internal/durable"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/store"
 )
@@ -22,11 +22,12 @@ import (
 type record struct {
 	// Schema is the revision of the store's schema that a reader must know; 0: the first, which
 	// every build reads.
-	Schema    int              `json:"schema,omitempty"`
-	Node      string           `json:"node"`
-	Network   model.NetworkID  `json:"network"`
-	Prefixes  []netip.Prefix   `json:"prefixes"`
-	Endpoints []model.Endpoint `json:"endpoints"`
+	Schema   int             `json:"schema,omitempty"`
+	Node     string          `json:"node"`
+	Network  model.NetworkID `json:"network"`
+	Prefixes []netip.Prefix  `json:"prefixes"`
+	// Endpoints are written one by one (write).
+	Endpoints []model.Endpoint `json:"endpoints,omitempty"`
 	// Moves are those of the endpoints that came from other nodes.
 	Moves []model.Move `json:"moves,omitempty"`
 }
@@ -37,7 +38,7 @@ func (c Config) recordPath() string { return filepath.Join(filepath.Dir(c.APISoc
 // or if it is another node's or network's.
 func readRecord(cfg Config) (record, error) {
 	raw, err := os.ReadFile(cfg.recordPath())
-	if errors.Is(err, os.ErrNotExist) {
+	if errors.Is(err, os.ErrNotExist) || err == nil && len(raw) == 0 { // empty: the machine lost its power
 		return record{}, nil
 	}
 	if err != nil {
@@ -56,13 +57,22 @@ func readRecord(cfg Config) (record, error) {
 	return r, nil
 }
 
-// write replaces the record at path in one step.
-func (r record) write(path string) error {
-	raw, err := json.Marshal(r) // not indented: with 1,000 endpoints that was a tenth of making one
+// write replaces the record at path in one step, with endpoints as encoded, and without r's. It
+// does not wait for a disk: the record has to outlive the agent, not the machine and its
+// containers.
+func (r record) write(path string, endpoints [][]byte) error {
+	r.Endpoints = nil
+	raw, err := json.Marshal(r)
 	if err != nil {
 		return fmt.Errorf("write record of endpoints: %w", err)
 	}
-	if err := durable.WriteFile(path, append(raw, '\n'), 0o600); err != nil {
+	raw = append(raw[:len(raw)-1], `,"endpoints":[`...)
+	raw = append(append(raw, bytes.Join(endpoints, []byte(","))...), "]}\n"...)
+	next := path + ".new"
+	if err := os.WriteFile(next, raw, 0o600); err != nil {
+		return fmt.Errorf("write record of endpoints: %w", err)
+	}
+	if err := os.Rename(next, path); err != nil {
 		return fmt.Errorf("write record of endpoints: %w", err)
 	}
 	return nil
@@ -72,17 +82,17 @@ func (r record) write(path string) error {
 // store has an endpoint the record lacks does no harm; the other way round the endpoint would come
 // back.
 func (h *host) saveRecord(except model.EndpointID) {
-	r := record{Node: h.self.Name, Network: h.network.ID, Prefixes: h.self.Prefixes, Endpoints: []model.Endpoint{}}
-	for _, e := range h.known.all() {
-		if e.ID != except {
-			r.Endpoints = append(r.Endpoints, e)
-			if m, moved := h.known.moveOf(e.Addr4()); moved {
-				r.Moves = append(r.Moves, m)
-			}
+	r := record{Node: h.self.Name, Network: h.network.ID, Prefixes: h.self.Prefixes}
+	for _, m := range h.known.moves() {
+		if id, here := h.known.withAddr(m.Addr); here && id != except {
+			r.Moves = append(r.Moves, m)
 		}
 	}
-	slices.SortFunc(r.Moves, func(x, y model.Move) int { return x.Addr.Compare(y.Addr) })
-	if err := r.write(h.cfg.recordPath()); err != nil {
+	endpoints, err := h.known.encodings(except)
+	if err == nil {
+		err = r.write(h.cfg.recordPath(), endpoints)
+	}
+	if err != nil {
 		h.log.Error("endpoints will be lost if the store is", "err", err)
 	}
 }

@@ -74,8 +74,18 @@ func TestRecordIsWhatWasWritten(t *testing.T) {
 		t.Errorf("no record: %+v, %v", r, err)
 	}
 	want := record{Node: "n1", Network: 3, Prefixes: prefixes("10.244.1.0/24"), Endpoints: []model.Endpoint{endpointOf(7, "c1", "10.244.1.2")}}
-	if err := want.write(cfg.recordPath()); err != nil {
-		t.Fatal(err)
+	known := newRegistry()
+	known.add(endpointOf(9, "c2", "10.244.1.3"))
+	known.add(endpointOf(7, "other", "10.244.1.2"))
+	for range 2 { // from what was encoded before, too, but not of what has changed since
+		encoded, err := known.encodings(9)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := want.write(cfg.recordPath(), encoded); err != nil {
+			t.Fatal(err)
+		}
+		known.add(want.Endpoints[0])
 	}
 	if got, err := readRecord(cfg); err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, %v; want %+v", got, err, want)
@@ -106,6 +116,12 @@ func TestRecordIsWhatWasWritten(t *testing.T) {
 		if c.want && (err != nil || !reflect.DeepEqual(r, want)) || !c.want && (!errors.As(err, &later) || len(r.Endpoints) != 0) {
 			t.Errorf("%s: %+v, %v", what, r, err)
 		}
+	}
+	if err := os.WriteFile(cfg.recordPath(), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := readRecord(cfg); err != nil || len(r.Endpoints) != 0 {
+		t.Errorf("an empty record: %+v, %v", r, err)
 	}
 	if err := os.WriteFile(cfg.recordPath(), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)

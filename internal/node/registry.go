@@ -2,6 +2,8 @@ package node
 
 import (
 	"cmp"
+	"encoding/json"
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -15,8 +17,9 @@ import (
 // endpoints.change; whoever asks waits for no system call.
 type registry struct {
 	mu      sync.RWMutex // guards what follows; never held across a system call
-	byName  map[string]model.Endpoint
+	byName  map[string]model.EndpointID
 	byID    map[model.EndpointID]model.Endpoint
+	encoded map[model.EndpointID][]byte         // for the record, once it was written with them
 	netns   map[model.EndpointID]uint64         // inodes of network namespaces
 	byNetns map[uint64]model.EndpointID         // the reverse
 	moved   map[netip.Addr]model.Move           // of endpoints here that migrated from another node
@@ -25,7 +28,7 @@ type registry struct {
 
 func newRegistry() *registry {
 	return &registry{
-		byName: make(map[string]model.Endpoint), byID: make(map[model.EndpointID]model.Endpoint), netns: make(map[model.EndpointID]uint64),
+		byName: make(map[string]model.EndpointID), byID: make(map[model.EndpointID]model.Endpoint), encoded: make(map[model.EndpointID][]byte), netns: make(map[model.EndpointID]uint64),
 		byNetns: make(map[uint64]model.EndpointID), moved: make(map[netip.Addr]model.Move), awaited: make(map[model.EndpointID]model.Endpoint),
 	}
 }
@@ -34,8 +37,9 @@ func newRegistry() *registry {
 func (r *registry) add(e model.Endpoint) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.byName[e.Name] = e
+	r.byName[e.Name] = e.ID
 	r.byID[e.ID] = e
+	delete(r.encoded, e.ID)
 }
 
 // remove forgets an endpoint and all that is known of it.
@@ -44,6 +48,7 @@ func (r *registry) remove(e model.Endpoint) {
 	defer r.mu.Unlock()
 	delete(r.byName, e.Name)
 	delete(r.byID, e.ID)
+	delete(r.encoded, e.ID)
 	delete(r.moved, e.Addr4())
 	r.dropNetns(e.ID)
 	delete(r.awaited, e.ID)
@@ -53,8 +58,8 @@ func (r *registry) remove(e model.Endpoint) {
 func (r *registry) named(name string) (model.Endpoint, bool) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	e, ok := r.byName[name]
-	return e, ok
+	id, ok := r.byName[name]
+	return r.byID[id], ok
 }
 
 // withID gives the endpoint with an id.
@@ -76,7 +81,27 @@ func (r *registry) nameOf(id model.EndpointID) string {
 func (r *registry) all() []model.Endpoint {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	return slices.SortedFunc(maps.Values(r.byName), func(x, y model.Endpoint) int { return cmp.Compare(x.ID, y.ID) })
+	return slices.SortedFunc(maps.Values(r.byID), func(x, y model.Endpoint) int { return cmp.Compare(x.ID, y.ID) })
+}
+
+// encodings gives the endpoints by id as the record has them, but for except. Only what is new
+// since the last time is encoded: of all endpoints it was most of what making one allocated.
+func (r *registry) encodings(except model.EndpointID) (out [][]byte, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	out = make([][]byte, 0, len(r.byID))
+	for _, id := range slices.Sorted(maps.Keys(r.byID)) {
+		if id == except {
+			continue
+		}
+		if r.encoded[id] == nil {
+			if r.encoded[id], err = json.Marshal(r.byID[id]); err != nil {
+				return nil, fmt.Errorf("encode endpoint %d: %w", id, err)
+			}
+		}
+		out = append(out, r.encoded[id])
+	}
+	return out, nil
 }
 
 // len is how many endpoints there are.
@@ -88,14 +113,20 @@ func (r *registry) len() int {
 
 // holds reports whether an endpoint has the IPv4 address addr.
 func (r *registry) holds(addr netip.Addr) bool {
+	_, held := r.withAddr(addr)
+	return held
+}
+
+// withAddr gives the endpoint that has the IPv4 address addr.
+func (r *registry) withAddr(addr netip.Addr) (id model.EndpointID, ok bool) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	for _, e := range r.byName {
+	for _, e := range r.byID {
 		if e.Addr4() == addr {
-			return true
+			return e.ID, true
 		}
 	}
-	return false
+	return 0, false
 }
 
 // setNetns notes in which network namespace an endpoint is, and gives the one that was in a

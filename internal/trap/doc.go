@@ -3,10 +3,11 @@
 // An OCI runtime installs a seccomp filter whose listener it hands to the agent over a Unix socket
 // (handoff.go). A few threads wait for the calls of all listeners (listener.go, watch.go); one that
 // finds a call becomes the listener's reader: a goroutine on an OS thread of its own (reader.go)
-// that receives the trapped calls and dispatches each to the Handler that owns it (handler.go), which answers by a method of Call (call.go): a descriptor, a value, an errno, or
-// the kernel goes on with the call in the container's own namespaces. reason.go has why a call was
-// not answered so. kernel.go holds the raw system calls. Package fdkeep keeps listeners alive while
-// no agent runs (keep.go).
+// that receives the trapped calls and dispatches each to the Handler that owns it (handler.go),
+// which answers by a method of Call (call.go): a descriptor, a value, an errno, or the kernel goes
+// on with the call in the container's own namespaces. reason.go has why a call was not answered so.
+// kernel.go holds the raw system calls. Package fdkeep keeps listeners alive while no agent runs
+// (keep.go).
 //
 // The package knows endpoints, but nothing of what is answered: TCP sockets are package
 // plane/tcp/intercept's, ioctls of devices package trap/ioctl's.

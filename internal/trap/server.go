@@ -75,8 +75,8 @@ type Config struct {
 	Keeper Keeper
 	// StartKeeper starts the keeper, unless it runs. Nil means that its end is not looked for.
 	StartKeeper func() error
-	// MaxListeners bounds the listeners served at a time; each takes two descriptors. One that comes
-	// above it is refused, and its container gets ENOSYS. 0 means DefaultMaxListeners.
+	// MaxListeners bounds the listeners served at a time; each takes two descriptors. One that
+	// comes above it is refused, and its container gets ENOSYS. 0 means DefaultMaxListeners.
 	MaxListeners int
 }
 

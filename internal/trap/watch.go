@@ -27,12 +27,12 @@ const (
 )
 
 // watch has a few threads wait for the calls of all listeners that nobody reads, by one epoll set.
-// The thread that finds a call becomes the listener's primary reader, as a rule for as long as there
-// are calls: the kernel wakes a thread that polls a listener on its caller's processor, and one that
-// waits at an epoll set where it likes. Each listener is in the set for one event at a time
-// (EPOLLONESHOT), so that it has one primary. An answer waits for its caller, which a container can
-// keep from running: so before the last thread that waits leaves the set another one begins to
-// wait, and no container holds the threads that others need. docs/decisions/0106.
+// The thread that finds a call becomes the listener's primary reader, as a rule for as long as
+// there are calls: the kernel wakes a thread that polls a listener on its caller's processor, and
+// one that waits at an epoll set where it likes. Each listener is in the set for one event at a
+// time (EPOLLONESHOT), so that it has one primary. An answer waits for its caller, which a
+// container can keep from running: so before the last thread that waits leaves the set another one
+// begins to wait, and no container holds the threads that others need. docs/decisions/0106.
 type watch struct {
 	srv     *Server
 	fd      int
@@ -172,8 +172,9 @@ func (w *watch) next() (l *Listener, ok bool) {
 	}
 }
 
-// serve answers calls of l until there are none, and has it watched again; or ends it, if its filter
-// has no users any more or it cannot be read. One that the server's end interrupts is Close's.
+// serve answers calls of l until there are none, and has it watched again; or ends it, if its
+// filter has no users any more or it cannot be read. One that the server's end interrupts is
+// Close's.
 func (w *watch) serve(r *reader, l *Listener) {
 	how := l.visit(r)
 	if how == endIdle {

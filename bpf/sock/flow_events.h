@@ -32,7 +32,7 @@ static __always_inline struct flow_event *begin_event(const struct sock_tag *tag
 	e->time = bpf_ktime_get_ns();
 	e->endpoint_id = tag->endpoint_id;
 	e->kind = kind;
-	e->protocol = IPPROTO_TCP_;
+	e->protocol = tag->flags & TAG_RDMA ? FLOW_PROTOCOL_RDMA : IPPROTO_TCP_;
 	e->pad = 0;
 	return e;
 }

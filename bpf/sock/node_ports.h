@@ -40,13 +40,34 @@ static __always_inline void cut_port_range(struct bpf_sockopt *ctx)
 	*p = low | high << 16;
 }
 
+/* The first bytes of the range, for which alone the program has room. The kernel gives a number
+ * below 256 as one byte then. */
+static __always_inline void show_short_port_range(struct bpf_sockopt *ctx)
+{
+	__u8 *p = ctx->optval;
+
+	if ((void *)(p + 2) > ctx->optval_end)
+		return;
+	if ((void *)(p + 3) <= ctx->optval_end) {
+		if (p[2] != (__u8)(config_node_port_first - 1))
+			return;
+		p[2] = 0;
+	}
+	if (!p[1])
+		ctx->optlen = 1;
+}
+
 /* The range as the program set it: a limit that is the agent's is none. */
 static __always_inline void show_port_range(struct bpf_sockopt *ctx)
 {
 	__u32 *p = ctx->optval;
 
-	if (!config_node_port_first || !protects(PROTECT_PORTS) || (void *)(p + 1) > ctx->optval_end)
+	if (!config_node_port_first || !protects(PROTECT_PORTS))
 		return;
+	if ((void *)(p + 1) > ctx->optval_end) {
+		show_short_port_range(ctx);
+		return;
+	}
 	if (*p >> 16 == config_node_port_first - 1)
 		*p &= 0xffff;
 }

@@ -5,12 +5,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"io"
 	"maps"
 	"net/netip"
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -66,7 +68,7 @@ func (f *topFlags) run(ctx context.Context, from agents, out io.Writer) error {
 		_, err := unix.IoctlGetTermios(int(file.Fd()), unix.TCGETS)
 		again = err == nil
 	}
-	before, err := takeSample(ctx, from)
+	before, err := takeSample(ctx, from, nil)
 	if err != nil && len(before.nodes) == 0 {
 		return err
 	}
@@ -78,7 +80,7 @@ func (f *topFlags) run(ctx context.Context, from agents, out io.Writer) error {
 			return nil // interrupted, as it should be
 		case <-tick.C:
 		}
-		now, err := takeSample(ctx, from)
+		now, err := takeSample(ctx, from, before)
 		if err != nil && (len(now.nodes) == 0 || !again) {
 			return err
 		}
@@ -105,13 +107,34 @@ func (f *topFlags) run(ctx context.Context, from agents, out io.Writer) error {
 	}
 }
 
-// sample is what was counted at a moment.
+// What a sample holds does not grow with the network: of so many ends of connections it is
+// remembered what they had carried, some 50 bytes each, and so many of the busiest are listed.
+const (
+	maxTopCompared = 1 << 20
+	maxTopListed   = 10000
+)
+
+var topSeed = maphash.MakeSeed()
+
+// sample is what was counted at a moment, beside what was counted at the one before.
 type sample struct {
-	at          time.Time
-	names       map[netip.Addr]string
-	connections map[[2]netip.AddrPort]topConnection // by their ends, in order
-	containers  map[string]topRow                   // by node and name
-	nodes       map[string]topRow
+	at         time.Time
+	names      map[netip.Addr]string
+	carried    map[uint64]carried // by a hash of both ends, the one that says it first
+	busiest    []topConnection    // with what they carried since the sample before
+	leftOut    uint64
+	containers map[string]topRow // by node and name
+	nodes      map[string]topRow
+}
+
+// carried is what one end of a connection says.
+type carried struct {
+	sent, received uint64
+	retransmits    uint32
+}
+
+func newSample() *sample {
+	return &sample{names: make(map[netip.Addr]string), carried: make(map[uint64]carried), containers: make(map[string]topRow), nodes: make(map[string]topRow)}
 }
 
 // topRow is what something carried; in a load, a second.
@@ -141,67 +164,105 @@ type load struct {
 	Connections []topConnection `json:"connections"`
 	Containers  []topRow        `json:"containers"`
 	Nodes       []topRow        `json:"nodes"`
+	// LeftOut are connections that were not looked at, as there are too many.
+	LeftOut uint64 `json:"left_out"`
 }
 
-// takeSample asks agents. After an error what it gives is right, and not all.
-func takeSample(ctx context.Context, from agents) (sample, error) {
-	type answer struct {
-		node        string
-		endpoints   []model.Endpoint
-		connections []model.Connection
-		traffic     []model.Traffic
-	}
-	answers, err := ask(ctx, from, func(ctx context.Context, c *api.Client) (a answer, err error) {
+// takeSample asks agents, and compares with the sample before, if there is one. After an error what
+// it gives is right, and not all.
+func takeSample(ctx context.Context, from agents, before *sample) (*sample, error) {
+	var mu sync.Mutex // guards s
+	s := newSample()
+	_, err := ask(ctx, from, func(ctx context.Context, c *api.Client) (none struct{}, err error) {
 		st, err := c.Status(ctx)
 		if err != nil {
-			return a, err
+			return none, err
 		}
-		a.node = st.Node.Name
-		var errs [3]error
-		a.endpoints, errs[0] = c.Endpoints(ctx)
-		a.connections, errs[1] = c.Connections(ctx, api.ConnectionFilter{})
-		a.traffic, errs[2] = c.Traffic(ctx)
-		return a, errors.Join(errs[:]...)
-	})
-	s := sample{at: time.Now(), names: make(map[netip.Addr]string), connections: make(map[[2]netip.AddrPort]topConnection),
-		containers: make(map[string]topRow), nodes: make(map[string]topRow)}
-	for _, a := range answers {
-		for _, e := range a.endpoints {
+		endpoints, errEndpoints := c.Endpoints(ctx)
+		connections, errConnections := c.Connections(ctx, api.ConnectionFilter{})
+		traffic, errTraffic := c.Traffic(ctx)
+		if err := errors.Join(errEndpoints, errConnections, errTraffic); err != nil {
+			return none, err
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		for _, e := range endpoints {
 			for _, addr := range e.Addrs {
 				s.names[addr] = e.Name
 			}
 		}
-		for _, c := range a.connections {
-			s.addConnection(a.node, c)
+		for i := range connections {
+			s.addConnection(st.Node.Name, &connections[i], before)
 		}
-		sum := topRow{Node: a.node}
-		for _, t := range a.traffic {
-			row := topRow{a.node, t.Name, t.LiveTotal(), t.Opened + t.Accepted, t.BytesSent, t.BytesReceived, t.Retransmits}
-			s.containers[a.node+" "+t.Name] = row
-			sum.Live, sum.Opened, sum.Retransmits = sum.Live+row.Live, sum.Opened+row.Opened, sum.Retransmits+row.Retransmits
-			sum.BytesSent, sum.BytesReceived = sum.BytesSent+row.BytesSent, sum.BytesReceived+row.BytesReceived
-		}
-		s.nodes[a.node] = sum
-	}
+		s.addTraffic(st.Node.Name, traffic)
+		return none, nil
+	})
+	s.at = time.Now()
 	return s, err
 }
 
-// addConnection adds one, unless its other end has been added.
-func (s *sample) addConnection(node string, c model.Connection) {
-	key := [2]netip.AddrPort{c.Local, c.Remote}
-	if c.Remote.Compare(c.Local) < 0 {
-		key = [2]netip.AddrPort{c.Remote, c.Local}
+// addTraffic adds what a node's containers have carried.
+func (s *sample) addTraffic(node string, traffic []model.Traffic) {
+	sum := topRow{Node: node}
+	for _, t := range traffic {
+		row := topRow{node, t.Name, t.LiveTotal(), t.Opened + t.Accepted, t.BytesSent, t.BytesReceived, t.Retransmits}
+		s.containers[node+" "+t.Name] = row
+		sum.Live, sum.Opened, sum.Retransmits = sum.Live+row.Live, sum.Opened+row.Opened, sum.Retransmits+row.Retransmits
+		sum.BytesSent, sum.BytesReceived = sum.BytesSent+row.BytesSent, sum.BytesReceived+row.BytesReceived
 	}
-	if _, there := s.connections[key]; there {
-		return
-	}
-	s.connections[key] = topConnection{topRow{Node: node, Name: c.Name, Live: 1, BytesSent: c.BytesSent, BytesReceived: c.BytesReceived, Retransmits: uint64(c.Retransmits)},
-		c.Local, c.Remote, "", c.Path}
+	s.nodes[node] = sum
 }
 
-// since gives what came since a sample before, a second. What was not there then counts from 0.
-func (s *sample) since(before sample) (l load) {
-	l = load{Connections: []topConnection{}, Containers: []topRow{}, Nodes: []topRow{}} // in JSON no null
+// addConnection adds one as one of its ends has it.
+func (s *sample) addConnection(node string, c *model.Connection, before *sample) {
+	if len(s.carried) >= maxTopCompared {
+		s.leftOut++
+		return
+	}
+	key := maphash.Comparable(topSeed, [2]netip.AddrPort{c.Local, c.Remote})
+	s.carried[key] = carried{c.BytesSent, c.BytesReceived, c.Retransmits}
+	if before == nil {
+		return
+	}
+	then, there := before.carried[key]
+	if !there { // its other end may have been
+		other := before.carried[maphash.Comparable(topSeed, [2]netip.AddrPort{c.Remote, c.Local})]
+		then = carried{sent: other.received, received: other.sent}
+	}
+	s.busiest = append(s.busiest, topConnection{
+		topRow{Node: node, Name: c.Name, Live: 1, BytesSent: c.BytesSent - min(c.BytesSent, then.sent), BytesReceived: c.BytesReceived - min(c.BytesReceived, then.received),
+			Retransmits: uint64(c.Retransmits - min(c.Retransmits, then.retransmits))}, c.Local, c.Remote, "", c.Path})
+	if len(s.busiest) >= 4*maxTopListed {
+		s.prune()
+	}
+}
+
+// prune leaves the busiest connections, each as the end with the lower address has it.
+func (s *sample) prune() {
+	slices.SortFunc(s.busiest, func(a, b topConnection) int {
+		return cmp.Or(busier(a.topRow, b.topRow), a.Local.Compare(b.Local), a.Remote.Compare(b.Remote))
+	})
+	lower := make(map[[2]netip.AddrPort]bool, len(s.busiest))
+	for _, c := range s.busiest {
+		if c.Local.Compare(c.Remote) < 0 {
+			lower[[2]netip.AddrPort{c.Local, c.Remote}] = true
+		}
+	}
+	s.busiest = slices.DeleteFunc(s.busiest, func(c topConnection) bool {
+		return c.Remote.Compare(c.Local) < 0 && lower[[2]netip.AddrPort{c.Remote, c.Local}]
+	})
+	s.busiest = s.busiest[:min(len(s.busiest), maxTopListed)]
+}
+
+// busier sorts what carried most first.
+func busier(a, b topRow) int {
+	return cmp.Or(cmp.Compare(b.bytes(), a.bytes()), cmp.Compare(b.Opened, a.Opened), cmp.Compare(b.Live, a.Live), cmp.Compare(a.Node, b.Node), cmp.Compare(a.Name, b.Name))
+}
+
+// since gives what came since the sample before, which s was compared with, a second. What was not
+// there then counts from 0.
+func (s *sample) since(before *sample) load {
+	l := load{Connections: []topConnection{}, Containers: []topRow{}, Nodes: []topRow{}, LeftOut: s.leftOut} // in JSON no null
 	seconds := s.at.Sub(before.at).Seconds()
 	rate := func(now, then topRow) topRow {
 		per := func(n, m uint64) uint64 { return uint64(float64(n-min(n, m)) / seconds) }
@@ -209,28 +270,20 @@ func (s *sample) since(before sample) (l load) {
 		now.Opened, now.Retransmits = per(now.Opened, then.Opened), per(now.Retransmits, then.Retransmits)
 		return now
 	}
-	for key, c := range s.connections {
-		then := before.connections[key]
-		if then.Local != c.Local { // seen by its other end then
-			then.topRow = topRow{BytesSent: then.BytesReceived, BytesReceived: then.BytesSent}
-		}
-		c.topRow, c.Peer = rate(c.topRow, then.topRow), s.names[c.Remote.Addr()]
+	s.prune()
+	for _, c := range s.busiest {
+		c.topRow, c.Peer = rate(c.topRow, topRow{}), s.names[c.Remote.Addr()]
 		l.Connections = append(l.Connections, c)
 	}
+	s.busiest = nil
 	for key, row := range s.containers {
 		l.Containers = append(l.Containers, rate(row, before.containers[key]))
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.nodes)) {
 		l.Nodes = append(l.Nodes, rate(s.nodes[name], before.nodes[name]))
 	}
-	busiest := func(a, b topRow) int {
-		return cmp.Or(cmp.Compare(b.bytes(), a.bytes()), cmp.Compare(b.Opened, a.Opened), cmp.Compare(b.Live, a.Live), cmp.Compare(a.Node, b.Node), cmp.Compare(a.Name, b.Name))
-	}
-	slices.SortFunc(l.Connections, func(a, b topConnection) int {
-		return cmp.Or(busiest(a.topRow, b.topRow), a.Local.Compare(b.Local), a.Remote.Compare(b.Remote))
-	})
-	slices.SortFunc(l.Containers, busiest)
-	slices.SortFunc(l.Nodes, busiest)
+	slices.SortFunc(l.Containers, busier)
+	slices.SortFunc(l.Nodes, busier)
 	return l
 }
 
@@ -262,6 +315,10 @@ func printLoad(out io.Writer, l load, rows int) error {
 		if err := t.writeTo(out); err != nil {
 			return err
 		}
+	}
+	if l.LeftOut > 0 {
+		_, err := fmt.Fprintf(out, "\n%d more were not compared: of %d ends of connections it is, at most; ask fewer nodes\n", l.LeftOut, maxTopCompared)
+		return err
 	}
 	return nil
 }

@@ -15,11 +15,11 @@ import (
 func TestTopLoad(t *testing.T) {
 	local, remote := netip.MustParseAddrPort("10.244.0.2:4000"), netip.MustParseAddrPort("10.244.1.3:80")
 	quiet := netip.MustParseAddrPort("10.244.0.2:4001")
-	sampled := func(at time.Duration, containers map[string]topRow, list ...model.Connection) sample {
-		s := sample{at: time.Unix(0, 0).Add(at), names: map[netip.Addr]string{remote.Addr(): "web"}, connections: make(map[[2]netip.AddrPort]topConnection),
-			containers: containers, nodes: map[string]topRow{"n1": {Node: "n1"}}}
-		for _, c := range list {
-			s.addConnection("n1", c)
+	sampled := func(before *sample, at time.Duration, containers map[string]topRow, list ...model.Connection) *sample {
+		s := newSample()
+		s.at, s.names[remote.Addr()], s.containers, s.nodes["n1"] = time.Unix(0, 0).Add(at), "web", containers, topRow{Node: "n1"}
+		for i := range list {
+			s.addConnection("n1", &list[i], before)
 		}
 		return s
 	}
@@ -29,8 +29,8 @@ func TestTopLoad(t *testing.T) {
 	server := func(sent, received uint64) model.Connection {
 		return model.Connection{Name: "web", Local: remote, Remote: local, BytesSent: sent, BytesReceived: received, Path: "direct"}
 	}
-	before := sampled(0, map[string]topRow{"n1 c1": {Node: "n1", Name: "c1", BytesSent: 900, Opened: 5}}, server(50, 1000))
-	now := sampled(2*time.Second, map[string]topRow{"n1 c1": {Node: "n1", Name: "c1", BytesSent: 300, Opened: 9}},
+	before := sampled(nil, 0, map[string]topRow{"n1 c1": {Node: "n1", Name: "c1", BytesSent: 900, Opened: 5}}, server(50, 1000))
+	now := sampled(before, 2*time.Second, map[string]topRow{"n1 c1": {Node: "n1", Name: "c1", BytesSent: 300, Opened: 9}},
 		model.Connection{Name: "c1", Local: quiet, Remote: remote, Path: "direct"}, client(5000, 250), server(250, 5000))
 	l := now.since(before)
 	if len(l.Connections) != 2 {
@@ -45,6 +45,38 @@ func TestTopLoad(t *testing.T) {
 	var out strings.Builder
 	if err := printLoad(&out, l, 1); err != nil || !strings.Contains(out.String(), "c1:4000     web:80  direct  2.0KiB/s  100B/s") || strings.Contains(out.String(), ":4001") {
 		t.Errorf("it prints (%v)\n%s", err, out.String())
+	}
+}
+
+// TestTopIsBounded: of more connections than are listed the busiest are, and what is remembered of
+// all has a bound.
+func TestTopIsBounded(t *testing.T) {
+	server := netip.MustParseAddrPort("10.244.1.3:80")
+	client := func(i int) netip.AddrPort {
+		return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 10, byte(i >> 8), byte(i)}), uint16(i>>16)+1)
+	}
+	const busiest = 7*maxTopListed - 1
+	before, now := newSample(), newSample()
+	before.at, now.at = time.Unix(0, 0), time.Unix(1, 0)
+	for i := range 7 * maxTopListed {
+		there, back := model.Connection{Local: client(i), Remote: server, BytesSent: uint64(i)}, model.Connection{Local: server, Remote: client(i), BytesReceived: uint64(i)}
+		before.addConnection("n1", &model.Connection{Local: client(i), Remote: server}, nil)
+		now.addConnection("n1", &there, before)
+		now.addConnection("n2", &back, before)
+	}
+	l := now.since(before)
+	if len(l.Connections) != maxTopListed || l.Connections[0].BytesSent != busiest || l.Connections[0].Local != client(busiest) || l.LeftOut != 0 {
+		t.Fatalf("%d connections, %d left out, the busiest %+v", len(l.Connections), l.LeftOut, l.Connections[0])
+	}
+	last := l.Connections[maxTopListed-1]
+	if last.BytesSent != busiest-maxTopListed+1 {
+		t.Errorf("the last is %+v", last)
+	}
+	for i := len(now.carried); i <= maxTopCompared+2; i++ {
+		now.addConnection("n1", &model.Connection{Local: netip.AddrPortFrom(server.Addr(), uint16(i)), Remote: client(i)}, before)
+	}
+	if len(now.carried) != maxTopCompared || now.leftOut != 3 {
+		t.Errorf("%d are remembered, %d left out", len(now.carried), now.leftOut)
 	}
 }
 

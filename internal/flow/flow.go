@@ -26,6 +26,10 @@ const (
 // Events lists them.
 var Events = []Event{Open, Fallback, End, Fail, Deny, Cut}
 
+// RDMA is Flow.Protocol of the connection of a pair of queue pairs, of RDMA-CM, or for datagrams: a
+// TCP connection, by which policy judges it.
+const RDMA = "rdma"
+
 // Verdict is an event seen from who asks whether somebody may connect.
 type Verdict string
 
@@ -74,7 +78,7 @@ type Flow struct {
 	Node    string    `json:"node"` // where it was seen
 	Event   Event     `json:"event"`
 	Verdict Verdict   `json:"verdict"`
-	// Protocol is "tcp", or as a plane declares it.
+	// Protocol is "tcp", RDMA, or of packets "udp", "icmp" or "other".
 	Protocol string `json:"protocol"`
 	// From opened the connection, or tried to.
 	From Peer `json:"from"`

@@ -35,7 +35,7 @@ type ruleKey struct {
 }
 
 // policyProtocols are what policy tells apart, by the names that flows have for them.
-var policyProtocols = map[string]model.Protocol{"tcp": model.ProtocolTCP, "udp": model.ProtocolUDP, "icmp": model.ProtocolICMP, "other": model.ProtocolOther}
+var policyProtocols = map[string]model.Protocol{"tcp": model.ProtocolTCP, flow.RDMA: model.ProtocolTCP, "udp": model.ProtocolUDP, "icmp": model.ProtocolICMP, "other": model.ProtocolOther}
 
 type ruleFound struct {
 	verdict      model.Verdict

@@ -249,8 +249,11 @@ type Traps interface {
 type Sockets interface {
 	// ConnectAs connects to an address. The error is, or wraps, an errno of connect(), or ctx's.
 	ConnectAs(ctx context.Context, id model.EndpointID, to netip.AddrPort) (*os.File, error)
-	// ListenAs listens at a port of the endpoint's own addresses, IPv6's among them if ipv6 is set.
-	ListenAs(id model.EndpointID, port uint16, ipv6 bool) (net.Listener, error)
+	// ConnectRDMA is ConnectAs for a connection of which it is told as one of RDMA.
+	ConnectRDMA(ctx context.Context, id model.EndpointID, to netip.AddrPort) (*os.File, error)
+	// ListenRDMA listens at a port of the endpoint's own addresses, IPv6's among them if ipv6 is
+	// set. Of what it accepts it is told as of RDMA.
+	ListenRDMA(id model.EndpointID, port uint16, ipv6 bool) (net.Listener, error)
 	// SocketAs makes a socket that is neither bound nor connected. Its calls never wait.
 	SocketAs(id model.EndpointID, ipv6 bool) (*os.File, error)
 }

@@ -17,7 +17,7 @@ import (
 // DaemonSet, and has pods talk.
 func TestNodes(t *testing.T) {
 	c := startCluster(t)
-	c.steps(t, []step{{"install", c.install}, {"pods", c.pods}, {"connections", c.connections}, {"verbs", c.verbsPods}, {"service", c.service}, {"policy", c.policy},
+	c.steps(t, []step{{"install", c.install}, {"pods", c.pods}, {"connections", c.connections}, {"host ports", c.hostPorts}, {"verbs", c.verbsPods}, {"service", c.service}, {"policy", c.policy},
 		{"kube-proxy", c.kubeProxy}, {"agents replaced", c.agentsReplaced}, {"verbs with the next agent", c.verbs}, {"agent killed", c.agentKilled}, {"pods deleted", c.podsDeleted}, {"removed", c.removed}})
 }
 

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/flow"
 	"heddle.dev/heddle/internal/netns"
 	"heddle.dev/heddle/internal/testutil"
 	"heddle.dev/heddle/test/lab"
@@ -176,6 +177,27 @@ func (l verbsLab) rdma(node string) (api.RDMA, error) {
 		return api.RDMA{}, fmt.Errorf("heddle rdma: %s: %w", out, err)
 	}
 	return list[0], nil
+}
+
+// tells waits until nodes have told of connections for RDMA between n1/c1 and client what is wanted:
+// which end saw which event, or which event came about by which policy, whichever end saw it.
+func (l verbsLab) tells(client string, want ...string) {
+	l.Helper()
+	testutil.Eventually(l, "flows "+strings.Join(want, ", "), func() (bool, string) {
+		out, err := l.heddle(l.Context(), "observe", "--json", "--port", "4791", "--last", "1000").Output()
+		testutil.NoError(l, err)
+		told := make(map[string]bool)
+		for line := range strings.Lines(string(out)) {
+			var f flow.Flow
+			testutil.NoError(l, json.Unmarshal([]byte(line), &f))
+			ends := []string{f.From.Endpoint, f.To.Endpoint}
+			if f.Protocol == flow.RDMA && slices.Contains(ends, "n1/c1") && slices.Contains(ends, client) {
+				told[fmt.Sprintf("%s %s", f.SeenBy, f.Event)] = true
+				told[fmt.Sprintf("%s by %s", f.Event, f.Policy)] = true
+			}
+		}
+		return !slices.ContainsFunc(want, func(w string) bool { return !told[w] }), string(out)
+	})
 }
 
 // noVerbs forbids the connections of queue pairs, and no others.
@@ -360,6 +382,7 @@ func TestVerbs(t *testing.T) {
 	l := newVerbsLab(t)
 	for client, path := range map[string]api.RDMAPath{"n1/c2": api.RDMAMemory, "n2/c1": api.RDMATCP} {
 		l.mustPair(client, pingpongPort, "ibv_rc_pingpong", "-g", "0")
+		l.tells(client, "from open", "to open", "from end", "to end")
 		l.mustPair(client, pingpongPort, "ib_send_bw", "-x", "0", "-n", "200")
 		l.mustPair(client, pingpongPort, "ib_write_bw", "-x", "0", "-n", "200")
 		l.mustPair(client, pingpongPort, "ib_send_lat", "-x", "0", "-n", "200")
@@ -368,6 +391,7 @@ func TestVerbs(t *testing.T) {
 		}
 		l.mpi(client)
 		l.policyHolds(client, path)
+		l.tells(client, "cut by no-verbs", "deny by no-verbs")
 	}
 	l.limitsHold()
 	before, err := l.router()

@@ -16,6 +16,9 @@ enum flow_event_kind {
 	FLOW_EVENT_PACKET_DENIED,
 };
 
+/* flow_event.protocol of a connection of the verbs plane; all else has IP's numbers. */
+#define FLOW_PROTOCOL_RDMA 254
+
 /* One record of flow_events. It is small, because the ring's memory is in nobody's cache. */
 struct flow_event {
 	__u64 time; /* ns of the monotonic clock */
@@ -34,7 +37,7 @@ struct flow_event {
 	__u8 path;     /* enum heddle_path */
 	__u8 reason;   /* enum heddle_reason */
 	__u8 accepted; /* the peer opened the connection */
-	__u8 protocol; /* of a packet's: as policy tells them apart */
+	__u8 protocol; /* as policy tells them apart, or FLOW_PROTOCOL_RDMA */
 	__u8 pad;
 };
 

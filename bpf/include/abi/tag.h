@@ -30,6 +30,8 @@ enum sock_tag_flags {
 	TAG_SERVICE = 1 << 13, /* getpeername shows service_by_sock */
 	/* TCP_CONGESTION is "reno", and shown as "bbr" (sock/congestion.h) */
 	TAG_RENO_FOR_BBR = 1 << 14,
+	/* of the verbs plane, in the endpoint's name: what is told of it is told of RDMA */
+	TAG_RDMA = 1 << 15,
 };
 
 /* sock_tag.options: what the program set that the kernel must not do to a socket of the node. It is

@@ -20,11 +20,25 @@ import (
 const connectPoll = 100
 
 // ConnectAs connects a socket of endpoint id. The error is an errno of connect(), or ctx's.
-func (p *Plane) ConnectAs(ctx context.Context, id model.EndpointID, to netip.AddrPort) (_ *os.File, err error) {
+func (p *Plane) ConnectAs(ctx context.Context, id model.EndpointID, to netip.AddrPort) (*os.File, error) {
 	fd, err := p.socketOf(id, to.Addr().Is6())
 	if err != nil {
 		return nil, err
 	}
+	return connect(ctx, fd, to)
+}
+
+// ConnectRDMA is ConnectAs for a connection of which flows say that it is RDMA's.
+func (p *Plane) ConnectRDMA(ctx context.Context, id model.EndpointID, to netip.AddrPort) (*os.File, error) {
+	fd, err := p.socketOfRDMA(id, to.Addr().Is6())
+	if err != nil {
+		return nil, err
+	}
+	return connect(ctx, fd, to)
+}
+
+// connect connects a socket, which is closed if that fails.
+func connect(ctx context.Context, fd int, to netip.AddrPort) (_ *os.File, err error) {
 	file := os.NewFile(uintptr(fd), to.String())
 	defer func() {
 		if err != nil {
@@ -57,10 +71,10 @@ func (p *Plane) ConnectAs(ctx context.Context, id model.EndpointID, to netip.Add
 	return file, nil
 }
 
-// ListenAs listens at a port of endpoint id, in all families that it has. What it accepts has the
-// peers' addresses as programs of the endpoint would see them.
-func (p *Plane) ListenAs(id model.EndpointID, port uint16, ipv6 bool) (net.Listener, error) {
-	fd, err := p.socketOf(id, ipv6)
+// ListenRDMA listens at a port of endpoint id, in all families that it has. What it accepts has the
+// peers' addresses as programs of the endpoint would see them; flows say that it is RDMA's.
+func (p *Plane) ListenRDMA(id model.EndpointID, port uint16, ipv6 bool) (net.Listener, error) {
+	fd, err := p.socketOfRDMA(id, ipv6)
 	if err != nil {
 		return nil, err
 	}
@@ -106,6 +120,18 @@ func (p *Plane) socketOf(id model.EndpointID, ipv6 bool) (fd int, err error) {
 		err = s.Admit(fd, model.Caller{AnyOwner: true})
 	}
 	if err != nil {
+		_ = unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+// socketOfRDMA is socketOf for the verbs plane.
+func (p *Plane) socketOfRDMA(id model.EndpointID, ipv6 bool) (fd int, err error) {
+	if fd, err = p.socketOf(id, ipv6); err != nil {
+		return -1, err
+	}
+	if err = p.datapath.TagRDMA(fd); err != nil {
 		_ = unix.Close(fd)
 		return -1, err
 	}

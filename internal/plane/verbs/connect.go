@@ -32,7 +32,7 @@ func (p *Plane) connect(ctx context.Context, l *link, asked heard) {
 	if known {
 		ctx, cancel := context.WithTimeout(ctx, connectTime)
 		defer cancel()
-		file, err = p.cfg.Sockets.ConnectAs(ctx, id, netip.AddrPortFrom(asked.to, Port))
+		file, err = p.cfg.Sockets.ConnectRDMA(ctx, id, netip.AddrPortFrom(asked.to, Port))
 	}
 	if file != nil {
 		defer file.Close() // the router has its own

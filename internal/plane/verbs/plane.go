@@ -173,7 +173,7 @@ func (p *Plane) Attach(e model.Endpoint, _ netcfg.EndpointDevice) error {
 // takeConnections listens for those of others' queue pairs. A program of the endpoint may have the
 // port: then it is tried again after pause, and ever more rarely. The caller holds mu.
 func (p *Plane) takeConnections(ep *endpoint, pause time.Duration) {
-	connections, err := p.cfg.Sockets.ListenAs(ep.ID, Port, ep.Addr6().IsValid())
+	connections, err := p.cfg.Sockets.ListenRDMA(ep.ID, Port, ep.Addr6().IsValid())
 	if err == nil {
 		ep.connections = connections
 		p.accepting.Go(func() { p.accept(ep, connections) })

@@ -61,18 +61,18 @@ type busy struct {
 	asked *atomic.Int32
 }
 
-func (b busy) ListenAs(id model.EndpointID, port uint16, ipv6 bool) (net.Listener, error) {
+func (b busy) ListenRDMA(id model.EndpointID, port uint16, ipv6 bool) (net.Listener, error) {
 	if b.asked.Add(1) == 1 {
 		return nil, unix.EADDRINUSE
 	}
-	return b.loopback.ListenAs(id, port, ipv6)
+	return b.loopback.ListenRDMA(id, port, ipv6)
 }
 
 // loopback has all endpoints at 127.0.0.1, at ports of the kernel's choice; nobody listens at port
 // 4791 there.
 type loopback struct{}
 
-func (loopback) ConnectAs(_ context.Context, _ model.EndpointID, to netip.AddrPort) (*os.File, error) {
+func (loopback) ConnectRDMA(_ context.Context, _ model.EndpointID, to netip.AddrPort) (*os.File, error) {
 	conn, err := net.Dial("tcp", to.String())
 	if err != nil {
 		return nil, err
@@ -81,9 +81,13 @@ func (loopback) ConnectAs(_ context.Context, _ model.EndpointID, to netip.AddrPo
 	return conn.(*net.TCPConn).File()
 }
 
+func (loopback) ConnectAs(context.Context, model.EndpointID, netip.AddrPort) (*os.File, error) {
+	return nil, unix.ENOSYS
+}
+
 func (loopback) SocketAs(model.EndpointID, bool) (*os.File, error) { return nil, unix.ENOSYS }
 
-func (loopback) ListenAs(model.EndpointID, uint16, bool) (net.Listener, error) {
+func (loopback) ListenRDMA(model.EndpointID, uint16, bool) (net.Listener, error) {
 	return net.Listen("tcp4", "127.0.0.1:0")
 }
 

@@ -412,6 +412,19 @@ func (d *Datapath) TagSocket(fd int, id model.EndpointID, mptcp bool) error {
 	return nil
 }
 
+// TagRDMA says in the tag of a socket that it is one of the verbs plane's.
+func (d *Datapath) TagRDMA(fd int) error {
+	var tag heddleSockTag
+	if err := d.objs.TagBySock.Lookup(uint32(fd), &tag); err != nil {
+		return fmt.Errorf("read the tag of a socket: %w", err)
+	}
+	tag.Flags |= uint32(heddleSockTagFlagsTAG_RDMA)
+	if err := d.objs.TagBySock.Put(uint32(fd), &tag); err != nil {
+		return fmt.Errorf("tag socket: %w", err)
+	}
+	return nil
+}
+
 // Counters gives the number of times each reason was counted, indexed by names.Reason.
 func (d *Datapath) Counters() ([]uint64, error) {
 	totals := make([]uint64, len(names.Reasons))

@@ -79,7 +79,7 @@ func toObservation(raw []byte, boot time.Time) (o flow.Observation, ok bool) {
 		At: boot.Add(time.Duration(e.Time)), Event: eventOf(&e), Accepted: e.Accepted != 0, RTT: time.Duration(e.Rtt) * time.Microsecond,
 		Connection: model.Connection{
 			Endpoint: model.EndpointID(e.EndpointId), Remote: netip.AddrPortFrom(remote, toPort(e.RemotePort)), Path: names.PathOf(e.Path),
-			Protocol: protocolName(model.Protocol(e.Protocol)), BytesSent: e.BytesSent, BytesReceived: e.BytesReceived, Retransmits: e.Retransmits, Cookie: e.Cookie,
+			Protocol: protocolName(e.Protocol), BytesSent: e.BytesSent, BytesReceived: e.BytesReceived, Retransmits: e.Retransmits, Cookie: e.Cookie,
 		},
 	}
 	if !local.IsUnspecified() { // as it is of a connect that is denied
@@ -94,9 +94,14 @@ func toObservation(raw []byte, boot time.Time) (o flow.Observation, ok bool) {
 	return o, true
 }
 
-// protocolName says what flows call a protocol.
-func protocolName(p model.Protocol) string {
-	switch p {
+// protocolRDMA is FLOW_PROTOCOL_RDMA of bpf/include/abi/flow_event.h.
+const protocolRDMA = 254
+
+// protocolName says what flows call an event's protocol.
+func protocolName(number uint8) string {
+	switch p := model.Protocol(number); p {
+	case protocolRDMA:
+		return flow.RDMA
 	case model.ProtocolICMP:
 		return "icmp"
 	case model.ProtocolUDP:

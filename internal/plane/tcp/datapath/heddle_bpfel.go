@@ -594,6 +594,7 @@ const (
 	heddleSockTagFlagsTAG_PROBE        heddleSockTagFlags = 4096
 	heddleSockTagFlagsTAG_SERVICE      heddleSockTagFlags = 8192
 	heddleSockTagFlagsTAG_RENO_FOR_BBR heddleSockTagFlags = 16384
+	heddleSockTagFlagsTAG_RDMA         heddleSockTagFlags = 32768
 )
 
 type heddleSockTagOptions uint32

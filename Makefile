@@ -18,10 +18,11 @@ export GOFLAGS := $(strip $(filter-out -trimpath,$(shell $(GO) env GOFLAGS)) -tr
 CLIB_PACKAGES  := clang binutils linux-libc-dev libc6-dev libibverbs-dev librdmacm-dev libbpf-dev
 LAB_PACKAGES   := runc iproute2 nftables util-linux procps
 BENCH_PACKAGES := iperf3
+UDP_PACKAGES   := dnsperf unbound ngtcp2-client ngtcp2-server
 PAPER_PACKAGES := iperf3 memcached nginx-light postgresql default-jre-headless
 TEST_PACKAGES  := nginx-light curl wrk redis-server redis-tools memcached etcd-server python3-minimal python3 \
                   default-jdk-headless iputils-ping tcpdump openssl libc6-dev strace traceroute bind9-dnsutils dnsmasq-base openmpi-bin \
-                  libpython3.11-testsuite containernetworking-plugins systemd net-tools lsof psmisc prometheus musl-tools $(VERBS_PACKAGES)
+                  libpython3.11-testsuite containernetworking-plugins systemd net-tools lsof psmisc prometheus musl-tools $(UDP_PACKAGES) $(VERBS_PACKAGES)
 # Programs of others that use verbs, and the library that ours stands in for.
 VERBS_PACKAGES := libibverbs1 ibverbs-utils perftest rdmacm-utils ucx-utils
 CONFORMANCE_PACKAGES := libpython3.11-testsuite python3 gcc libc6-dev openssl stress-ng
@@ -45,7 +46,7 @@ define install
 	fi
 endef
 
-.PHONY: help build docs deb image k8s test-k8s test-docs attack demo test test-lsm test-upgrade test-nodes soak chaos chaos-store check check-bpf generate bench bench-check bench-core bench-cost bench-density bench-paper bench-peers kafka conformance clean lab-packages bench-packages test-packages check-packages \
+.PHONY: help build docs deb image k8s test-k8s test-docs attack demo test test-lsm test-upgrade test-nodes soak chaos chaos-store check check-bpf generate bench bench-check bench-core bench-cost bench-density bench-paper bench-peers bench-packets kafka conformance clean lab-packages bench-packages test-packages check-packages \
 	conformance-packages need-root
 
 help:
@@ -86,6 +87,7 @@ help:
 	@echo "make bench-cost  what Heddle costs a packet, a connection, a system call and a container's start, into docs/benchmarks/ (root; 3 minutes)"
 	@echo "make bench-paper  the Slim paper's evaluation: applications in three modes, into docs/benchmarks/ (root; 15 minutes); WORKLOADS, ROUNDS"
 	@echo "make bench-peers  against Docker's networks and a BPF data path, into docs/benchmarks/ (root; 4 minutes)"
+	@echo "make bench-packets  UDP, QUIC and DNS against the same, into docs/benchmarks/; wants a quiet machine (root; 10 minutes)"
 	@echo "make bench-density  a node with up to 1,000 containers and 100,000 live connections, into docs/benchmarks/ (root; 4 minutes)"
 	@echo "make bench-summary  the page of results and its tables, from the committed results"
 	@echo "make docs    docs/ as a site with search into $(OUT)/site/; links are checked"
@@ -241,7 +243,7 @@ bench-core: need-root build bench-packages
 # The page of results and all tables, from the committed files alone.
 .PHONY: bench-summary
 bench-summary: build
-	for r in "" cost paper peers density pool rdma stacks; do $(BIN)/heddle bench $$r report || exit 1; done
+	for r in "" cost paper peers packets density pool rdma stacks; do $(BIN)/heddle bench $$r report || exit 1; done
 	$(BIN)/heddle bench summary
 
 # docs/benchmarks/method.md, "What Heddle adds".
@@ -264,6 +266,13 @@ bench-peers: need-root build bench-packages
 	$(call install,docker.io iptables)
 	$(BIN)/heddle bench peers --up --lab peers --json docs/benchmarks/peers.json
 	$(BIN)/heddle bench peers report
+	$(BIN)/heddle bench summary
+
+# docs/benchmarks/method.md, "UDP, QUIC and DNS".
+bench-packets: need-root build bench-packets
+	$(call install,docker.io iptables $(UDP_PACKAGES))
+	$(BIN)/heddle bench packets --up --lab packets --json docs/benchmarks/packets.json
+	$(BIN)/heddle bench packets report
 	$(BIN)/heddle bench summary
 
 # docs/benchmarks/method.md, "A node with many containers".

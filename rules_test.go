@@ -147,6 +147,7 @@ var only = map[string]struct {
 	"github.com/gopacket/gopacket":       {[]string{"internal/capture"}, "one package writes packets down"},
 	"github.com/spf13/cobra":             {[]string{"cmd/heddle", "cmd/heddled", "cmd/heddle-kube"}, "flags are for programs"},
 	"k8s.io":                             {[]string{"internal/kube"}, "it is large: one program has it, which no other needs"},
+	"github.com/quic-go/quic-go":         {[]string{"internal/bench/loadgen"}, "it is a benchmark's application, beside tests"},
 	"gvisor.dev/gvisor":                  {[]string{"internal/netstack", "examples/stack-module"}, "it parses what anybody sends: who has it is a program that can do little else"},
 }
 

@@ -24,7 +24,7 @@ import (
 // benchmarks lists the commands beneath `heddle bench`, after that itself.
 func benchmarks() []session.Command {
 	return []session.Command{
-		core.Command(), cost.Command(), density.Command(), nodes.Command(), paper.Command(), peers.Command(), policy.CapsCommand(), policy.ScaleCommand(), pool.Command(), rdma.Command(), stacks.Command(),
+		core.Command(), cost.Command(), density.Command(), nodes.Command(), paper.Command(), peers.Command(), peers.PacketsCommand(), policy.CapsCommand(), policy.ScaleCommand(), pool.Command(), rdma.Command(), stacks.Command(),
 	}
 }
 

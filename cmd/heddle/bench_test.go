@@ -28,7 +28,7 @@ func runQuietly(cmd *cobra.Command, args ...string) error {
 }
 
 func TestBenchFlagsAreCheckedFirst(t *testing.T) {
-	for _, name := range []string{"", "cost", "paper", "peers", "policy", "pool", "rdma", "stacks"} {
+	for _, name := range []string{"", "cost", "packets", "paper", "peers", "policy", "pool", "rdma", "stacks"} {
 		args := append(strings.Fields(name), "--lab", noLab)
 		if err := runQuietly(newBenchCmd(), args...); err == nil || !strings.Contains(err.Error(), "lab is not up") {
 			t.Errorf("bench %s: good flags: %v", name, err)
@@ -120,7 +120,7 @@ func TestCommittedDocuments(t *testing.T) {
 // TestSummarizeWhole says that a page is written as a whole or not at all.
 func TestSummarizeWhole(t *testing.T) {
 	var spoils []func(folder, page string) error
-	for _, part := range []string{"core", "callers", "pool", "paper", "peers", "policy", "density", "cost", "rdma", "stacks"} {
+	for _, part := range []string{"core", "callers", "pool", "paper", "peers", "packets", "policy", "density", "cost", "rdma", "stacks"} {
 		for _, mark := range []string{report.Mark("bench summary", part), "<!-- to here: " + part + " -->\n"} {
 			spoils = append(spoils, func(_, page string) error {
 				text, err := os.ReadFile(page)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -62,24 +63,16 @@ type Launch struct {
 type Sample map[string]float64
 
 // Workloads lists every workload in the order of reports.
-var Workloads = []Workload{
+var Workloads = slices.Concat([]Workload{
 	{
 		Name: "iperf3", Title: "throughput of one TCP stream (iperf3)",
-		Metrics: []Metric{
-			{Name: "throughput_bps", Title: "throughput", Unit: BitsPerSecond, Higher: true, Plot: true},
-			{Name: "cpu_s_per_gb", Title: "CPU per GB", Unit: SecondsPerGB, Plot: true},
-		},
-		server: iperfServer, ready: "Server listening", client: iperfClient, read: ReadIperf,
+		Metrics: byteMetrics(""),
+		server:  iperfServer, ready: "Server listening", client: iperfClient, read: ReadIperf,
 	},
 	{
 		Name: "rr", Title: "round trips of 32 bytes on one connection",
-		Metrics: []Metric{
-			{Name: "rtt_p50_us", Title: "round trip p50", Unit: Microseconds, Plot: true},
-			{Name: "rtt_p99_us", Title: "round trip p99", Unit: Microseconds},
-			{Name: "transactions_per_s", Title: "transaction rate", Unit: PerSecond, Higher: true},
-			{Name: "cpu_us_per_transaction", Title: "CPU per transaction", Unit: Microseconds, Plot: true},
-		},
-		server: ServerWords, ready: loadgen.Ready, client: peerClient("rr", "-size", "32"), read: readRoundTrips,
+		Metrics: tripMetrics(""),
+		server:  ServerWords, ready: loadgen.Ready, client: peerClient("rr", "-size", "32"), read: readRoundTrips,
 	},
 	connectWorkload("crr", 1),
 	connectWorkload("crr8", 8),
@@ -91,7 +84,7 @@ var Workloads = []Workload{
 	streams("writes4k", "one stream of 4 KiB writes", 1, 4<<10),
 	streams("writes64k", "one stream of 64 KiB writes", 1, 64<<10),
 	redis(),
-}
+}, packetWorkloads())
 
 // connectWorkload is new connections, made by so many threads at the same time. Those of more than
 // one are optional.
@@ -163,9 +156,7 @@ func Command(program []string, args ...string) []string {
 	return append(append(make([]string, 0, len(program)+len(args)), program...), args...)
 }
 
-func ServerWords(l Launch) []string {
-	return Command(l.Program, "server", "-listen", l.Address.String(), "-lifetime", l.Lifetime.String(), "-cpu", strconv.Itoa(l.CPUs.Server))
-}
+func ServerWords(l Launch) []string { return serverWords("server")(l) }
 
 func peerClient(name string, args ...string) func(Launch) []string {
 	return func(l Launch) []string {

@@ -21,6 +21,8 @@ const (
 	loopbackChain   = "loopback"
 	rejectedChain   = "rejected"
 	nodeSocketChain = "node-socket"
+	// knownSendersChain is guard-overlay's.
+	knownSendersChain = "known-senders"
 )
 
 // addEarly adds what comes before connection tracking: answers to what policy rejects, the guards
@@ -28,7 +30,8 @@ const (
 // for the whole namespace, off the paths that need none: direct connections, and those between node
 // sockets over lo. Both would otherwise pay for a table entry a connection and a lookup a packet.
 //
-// It is one chain a hook, and what is commonest leaves it first. divert is the index of
+// It is one chain a hook, and what is commonest leaves it first: of the overlay, every packet of a
+// plain container passes both. divert is the index of
 // DivertDevice, underlay that of the underlay's device.
 func (r ruleset) addEarly(divert, underlay int) {
 	r.addRejected()
@@ -38,10 +41,10 @@ func (r ruleset) addEarly(divert, underlay int) {
 		lead(expr.VerdictGoto, loopbackChain))
 	r.addPlainIn(in, underlay)
 	r.rule(in, "policy rejects it", markMatch(r.cfg.RejectMark), lead(expr.VerdictGoto, rejectedChain))
+	r.untrackOverlay(in)
 	r.rule(in, "tracked before, and maybe translated: not to be taken for another connection",
 		indexMatch(expr.MetaKeyIIF, divert), untracked())
 	r.addDirect(in, guardIn)
-	r.untrackOverlay(in)
 	// From elsewhere it goes no further than the chain deliver.
 	r.rule(in, "connections of a container with itself are not translated",
 		markMatch(r.cfg.Mark), addrMatch(model.MirrorRange, source, expr.CmpOpEq), untracked())
@@ -51,11 +54,11 @@ func (r ruleset) addEarly(divert, underlay int) {
 	for _, mark := range []uint32{r.cfg.Mark, r.cfg.OverlayMark} {
 		r.rule(out, "of a container's socket", markMatch(mark), lead(expr.VerdictGoto, nodeSocketChain))
 	}
+	r.untrackOverlay(out)
 	r.rule(out, "connects that policy drops", markMatch(r.cfg.DropMark), decided(expr.VerdictDrop))
 	for _, which := range []side{destination, source} { // RSTs of the kernel have no mark
 		r.untrackDirect(out, which)
 	}
-	r.untrackOverlay(out)
 }
 
 // untrackOverlay adds to chain that the overlay's own packets are not tracked: masqueraded, a

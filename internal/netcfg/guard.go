@@ -47,12 +47,10 @@ func (r ruleset) addGuards(nodes []netip.Addr, counts map[string]uint64) error {
 	}
 	overlay := r.base("guard-overlay", nftables.ChainTypeFilter, nftables.ChainHookInput, *nftables.ChainPriorityRaw)
 	if model.ProtectOverlay.On() {
-		r.rule(overlay, "nothing of the overlay", []expr.Any{
-			&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
-			&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte{unix.IPPROTO_UDP}},
-		}, decided(expr.VerdictAccept))
-		r.rule(overlay, "the overlay is for nodes", overlayStrangerExprs(r.cfg, set))
-		r.rule(overlay, "nodes send to the underlay address", overlayElsewhereExprs(r.cfg))
+		known := r.chain(knownSendersChain)
+		r.rule(known, "the overlay is for nodes", overlayStrangerExprs(r.cfg, set))
+		r.rule(known, "nodes send to the underlay address", overlayElsewhereExprs(r.cfg))
+		r.rule(overlay, "the overlay's", overlayMatch(r.cfg), lead(expr.VerdictGoto, knownSendersChain))
 	}
 	in, out := r.chain(guardIn), r.chain(guardOut)
 	for _, at := range r.cfg.Stores {
@@ -80,28 +78,27 @@ func (r ruleset) guarded(chain *nftables.Chain, guard string) {
 	}
 }
 
-// overlayStrangerExprs is "udp dport vxlan @th,96,24 vni saddr != @nodes counter drop": by whatever
-// device it comes.
+// overlayStrangerExprs is "saddr != @nodes counter drop", for what overlayMatch has matched: by
+// whatever device it comes.
 func overlayStrangerExprs(cfg NodeConfig, set *nftables.Set) []expr.Any {
 	offset, length := uint32(12), uint32(4)
 	if cfg.vtep().Is6() {
 		offset, length = 8, 16
 	}
-	return append(overlayMatch(cfg),
+	return []expr.Any{
 		&expr.Payload{Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: length, DestRegister: 1},
 		&expr.Lookup{SourceRegister: 1, SetName: set.Name, SetID: set.ID, Invert: true},
 		countAs(dropOverlayStranger),
 		&expr.Verdict{Kind: expr.VerdictDrop},
-	)
+	}
 }
 
-// overlayElsewhereExprs is "udp dport vxlan @th,96,24 vni daddr != underlay counter drop". The
-// program of the underlay device looks inside what is for the underlay address only. To others of
-// the node's, if it has any, containers of other nodes could send: masqueraded, with their node's
-// address.
+// overlayElsewhereExprs is "daddr != underlay counter drop", for the same. The program of the
+// underlay device looks inside what is for the underlay address only. To others of the node's, if
+// it has any, containers of other nodes could send: masqueraded, with their node's address.
 func overlayElsewhereExprs(cfg NodeConfig) []expr.Any {
-	out := append(overlayMatch(cfg), addrMatch(netip.PrefixFrom(cfg.vtep(), cfg.vtep().BitLen()), destination, expr.CmpOpNeq)...)
-	return append(out, countAs(dropOverlayStranger), &expr.Verdict{Kind: expr.VerdictDrop})
+	elsewhere := addrMatch(netip.PrefixFrom(cfg.vtep(), cfg.vtep().BitLen()), destination, expr.CmpOpNeq)[familyMatched:]
+	return append(elsewhere, countAs(dropOverlayStranger), &expr.Verdict{Kind: expr.VerdictDrop})
 }
 
 // overlayMatch is "udp dport vxlan @th,96,24 vni", in the underlay's family.

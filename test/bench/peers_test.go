@@ -66,6 +66,27 @@ func TestBenchPeers(t *testing.T) {
 	}
 }
 
+// TestBenchPackets: each workload that is not TCP gives figures, in the lab's containers and on a
+// host.
+func TestBenchPackets(t *testing.T) {
+	lab.NeedPrograms(t, "the bench of packets", "dnsperf", "unbound", "gtlsclient", "gtlsserver")
+	modes := []bench.Mode{bench.Host, bench.Overlay, bench.Bare}
+	result := benchCommand[peers.Result](t, 6*testutil.WaitTimeout, t.TempDir(), "packets", "--modes", "host,overlay,bare", "--scopes", "inter",
+		"--runs", "1", "--duration", "100ms")
+	cells := map[bench.Mode]int{}
+	for _, r := range result.Results {
+		metric, known := bench.MetricNamed(r.Workload, r.Metric)
+		if known && metric.Plot && r.Median > 0 {
+			cells[r.Mode]++
+		}
+	}
+	for _, m := range modes {
+		if cells[m] != len(bench.PacketWorkloads) {
+			t.Errorf("%s: %d of %d workloads measured", m, cells[m], len(bench.PacketWorkloads))
+		}
+	}
+}
+
 // TestDockerBench: Docker's own networks are measured, in a swarm of the bench's own.
 func TestDockerBench(t *testing.T) {
 	lab.NeedPrograms(t, "Docker", "dockerd", "docker", "containerd", "iptables")

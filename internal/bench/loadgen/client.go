@@ -86,12 +86,16 @@ func roundTrips(to netip.AddrPort, s settings) (result RoundTrips, err error) {
 		return RoundTrips{}, err
 	}
 	message := make([]byte, s.size)
-	trip := func() error {
+	return measureTrips(s, func() error {
 		if err := writeFull(fd, message); err != nil {
 			return err
 		}
 		return readFull(fd, message)
-	}
+	})
+}
+
+// measureTrips measures round trips.
+func measureTrips(s settings, trip func() error) (RoundTrips, error) {
 	for range warmUpRoundTrips {
 		if err := trip(); err != nil {
 			return RoundTrips{}, fmt.Errorf("warm up: %w", err)

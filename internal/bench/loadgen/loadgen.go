@@ -45,13 +45,15 @@ type settings struct {
 	pause       time.Duration
 	trips       int // of steps
 	// Of loads.
-	threads int
-	rate    float64 // operations a second on all connections; 0: as many as there can be
-	warmUp  time.Duration
-	path    string
-	answer  bool // of spin
+	threads  int
+	rate     float64 // operations a second on all connections; 0: as many as there can be
+	warmUp   time.Duration
+	path     string
+	answer   bool // of spin
+	segments bool // of datagrams: the kernel cuts up and joins
 	// Of guard.
 	until   string // address: ready when somebody accepts there
+	provide string // what the command finds in the folder {}
 	command []string
 }
 
@@ -73,13 +75,22 @@ var actions = map[string]action{
 	// Loads of servers of others.
 	"memcache": load(newMemcache),
 	"http":     load(newHTTP),
+	// By datagrams.
+	"datagrams":   datagramServer,
+	"datagram-rr": client(datagramTrips),
+	"flow":        client(flow),
+	"quic-server": quicServer,
+	"quic":        quicClient(quicStream),
+	"quic-rr":     quicClient(quicTrips),
 }
 
 // Main runs one command: check, server, rr, crr, fleet, meter, guard, watch, steps,
-// spin, syscalls, memcache or http, each with its own flags.
+// spin, syscalls, memcache, http, datagrams, datagram-rr, flow, quic-server, quic or quic-rr, each
+// with its own flags.
 func Main(ctx context.Context, args []string, streams Streams) error {
 	if len(args) == 0 || actions[args[0]] == nil {
-		return errors.New("bench peer: want one of check, server, rr, crr, fleet, meter, guard, watch, steps, spin, syscalls, memcache, http")
+		return errors.New("bench peer: want one of check, server, rr, crr, fleet, meter, guard, watch, steps, spin, syscalls, memcache, http, " +
+			"datagrams, datagram-rr, flow, quic-server, quic, quic-rr")
 	}
 	// The loops allocate next to nothing, and a collection in one of them would be measured.
 	debug.SetGCPercent(-1)
@@ -99,6 +110,8 @@ func Main(ctx context.Context, args []string, streams Streams) error {
 	flags.Float64Var(&s.rate, "rate", 0, "operations a second of a load; 0 for as many as there can be")
 	flags.DurationVar(&s.warmUp, "warm-up", 0, "time of a load before the measured phase")
 	flags.BoolVar(&s.answer, "answer", false, "be the end of spin that answers")
+	flags.BoolVar(&s.segments, "segments", false, "have the kernel cut up what flow sends, and join what datagrams receives")
+	flags.StringVar(&s.provide, "provide", "", "what guard and meter make in a folder, which stands for {} in the command: certificate, queries, zone")
 	flags.StringVar(&s.path, "path", "/", "what http asks for; the file that the two ends of spin share")
 	flags.StringVar(&s.until, "until", "", "guard is ready once somebody accepts at this address")
 	flags.IntVar(&s.cpu, "cpu", anyCPU, "processor to run the loop on; -1 leaves it to the scheduler")

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"slices"
 	"time"
 
 	"heddle.dev/heddle/internal/bench"
@@ -17,37 +18,94 @@ import (
 	"heddle.dev/heddle/internal/netns"
 )
 
-// File is the name of the committed results.
-const File = "peers.json"
+// comparison is a benchmark with the networks of others: what is measured, and where it is shown.
+type comparison struct {
+	name        string // of the command, and of its part of the page of results
+	short, long string
+	workloads   []string     // without --workloads; nil: the core's
+	without     []bench.Mode // that are measured only by name
+	runs        int
+	file, plot  string // committed results, and their plot
+	title       string // of the plot
+	rows        []report.SummaryRow
+}
 
-// Command is `heddle bench peers`.
-func Command() session.Command {
-	var o bench.Options
-	return session.Benchmark[Result]{
-		Name:  "peers",
-		Short: "Compare with the networks of others: Docker's, and a BPF data path",
-		Long: `Is 'heddle bench' with further modes, on hosts of their own on the lab's fabric: bare (a host without Heddle), docker (Docker's overlay network between
+// connections is `heddle bench peers`.
+var connections = comparison{
+	name:  "peers",
+	short: "Compare with the networks of others: Docker's, and a BPF data path",
+	long: `Is 'heddle bench' with further modes, on hosts of their own on the lab's fabric: bare (a host without Heddle), docker (Docker's overlay network between
 nodes, its bridge on one), bpf (BPF redirection and native routing, as Cilium and Calico build it), bpf-vxlan (the same with
 VXLAN), netkit. What cannot run on this machine is named with its reason. The JSON has versions and settings beside the results.`,
+	runs: 4, file: "peers.json", plot: "peers.svg", title: "Heddle and others' networks",
+	rows: []report.SummaryRow{
+		{"iperf3", "throughput_bps", "throughput"},
+		{"iperf3", "cpu_s_per_gb", "processor time for a gigabyte"},
+		{"rr", "rtt_p50_us", "round trip p50"},
+		{"crr", "socket_connect_p50_us", "`socket()`+`connect()` p50"},
+		{"crr", "connections_per_s", "connections"},
+	},
+}
+
+// packets is `heddle bench packets`.
+var packets = comparison{
+	name:  "packets",
+	short: "Compare UDP, QUIC and DNS with the networks of others",
+	long: `Is 'heddle bench peers' with what is not TCP: round trips and datagrams of UDP, small and large, one by one and cut up by the kernel; QUIC by a library
+in Go and by programs in C; DNS by dnsperf and unbound. Debian's packages dnsperf, unbound, ngtcp2-client and ngtcp2-server have the programs.`,
+	workloads: bench.PacketWorkloads,
+	without:   []bench.Mode{bench.Heddle}, // these packets go as the overlay's
+	runs:      5, file: "packets.json", plot: "packets.svg", title: "UDP, QUIC and DNS in Heddle and others' networks",
+	rows: []report.SummaryRow{
+		{"udprr", "rtt_p50_us", "UDP round trip p50"},
+		{"udprr", "cpu_us_per_transaction", "its processor time"},
+		{"udp64", "packets_per_s", "datagrams of 64 bytes"},
+		{"udp1200", "packets_per_s", "datagrams of 1,200 bytes"},
+		{"udp1200", "cpu_us_per_packet", "processor time for one"},
+		{"udpgso", "throughput_bps", "the same with UDP_SEGMENT and UDP_GRO"},
+		{"quic", "throughput_bps", "QUIC (Go), throughput"},
+		{"quicrr", "rtt_p50_us", "QUIC (Go), request p50"},
+		{"quicc", "throughput_bps", "QUIC (C), throughput"},
+		{"dns", "queries_per_s", "DNS queries"},
+		{"dns", "cpu_us_per_query", "processor time for one"},
+	},
+}
+
+// Command is `heddle bench peers`.
+func Command() session.Command { return connections.command() }
+
+// PacketsCommand is `heddle bench packets`.
+func PacketsCommand() session.Command { return packets.command() }
+
+func (c comparison) command() session.Command {
+	var o bench.Options
+	usage := "workloads to run (default iperf3,rr,crr)"
+	if c.workloads != nil {
+		usage = "workloads to run"
+	}
+	return session.Benchmark[Result]{
+		Name: c.name, Short: c.short, Long: c.long,
 		Lab: session.Needs{Program: true},
 		Flags: func(f session.Flags) {
 			var all []string
 			for _, m := range bench.AllModes {
-				all = append(all, string(m))
+				if !slices.Contains(c.without, m) {
+					all = append(all, string(m))
+				}
 			}
-			f.DeclareWorkloads(nil, "workloads to run (default iperf3,rr,crr)")
+			f.DeclareWorkloads(c.workloads, usage)
 			f.DeclareScopes()
 			f.DeclareModes("", all...)
-			f.DeclareRuns(4, "runs of each workload, scope and mode")
-			f.DeclareDuration(time.Second, "length of one measurement (iperf3: whole seconds)")
+			f.DeclareRuns(c.runs, "runs of each workload, scope and mode")
+			f.DeclareDuration(time.Second, "length of one measurement (iperf3, dnsperf: whole seconds)")
 		},
 		Check: func(s *session.Session) (err error) { o, err = s.Options(); return err },
 		Run:   func(ctx context.Context, s *session.Session) (Result, error) { return run(ctx, s, o) },
 		Print: func(w io.Writer, _ *session.Session, r Result) error {
 			return errors.Join(report.WriteTable(w, r.Results), WriteSkipped(w, r.Networks))
 		},
-		Report:    writeReport,
-		Summaries: []session.Summary{{Part: "peers", Write: summarize}},
+		Report:    c.writeReport,
+		Summaries: []session.Summary{{Part: c.name, Write: c.summarize}},
 	}.Command()
 }
 
@@ -120,17 +178,17 @@ func describeLab(ctx context.Context, place session.Lab, m bench.Mode) ([]string
 	return baseline.Describe(ctx, ways)
 }
 
-func writeReport(d *report.Document) error {
+func (c comparison) writeReport(d *report.Document) error {
 	var r Result
-	if err := d.Read(File, &r); err != nil {
+	if err := d.Read(c.file, &r); err != nil {
 		return err
 	}
 	text, err := section(r)
 	if err != nil {
 		return err
 	}
-	about := plot.Text{Title: "Heddle and others' networks",
+	about := plot.Text{Title: c.title,
 		Subtitle: fmt.Sprintf("%d runs of %g s each, interleaved; %s", r.Results[0].Runs, r.DurationS, r.Machine)}
 	draw := func(w io.Writer) error { return plot.Write(w, r.Results, about) }
-	return errors.Join(d.Plot("peers.svg", draw), d.Section("", text))
+	return errors.Join(d.Plot(c.plot, draw), d.Section("", text))
 }

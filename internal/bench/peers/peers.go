@@ -107,9 +107,9 @@ func writeTable(b *strings.Builder, r Result, scope bench.Scope) {
 }
 
 // summarize writes what the page of results has.
-func summarize(d *report.Document) (string, error) {
+func (c comparison) summarize(d *report.Document) (string, error) {
 	var r Result
-	if err := d.Read(File, &r); err != nil {
+	if err := d.Read(c.file, &r); err != nil {
 		return "", err
 	}
 	var b strings.Builder
@@ -117,13 +117,7 @@ func summarize(d *report.Document) (string, error) {
 		modes := slices.DeleteFunc(slices.Clone(bench.AllModes), func(m bench.Mode) bool {
 			return !slices.ContainsFunc(r.Results, func(f bench.Result) bool { return f.Mode == m && f.Scope == scope })
 		})
-		report.RatioTable(&b, r.Results, []bench.Scope{scope}, modes, []report.SummaryRow{
-			{"iperf3", "throughput_bps", "throughput"},
-			{"iperf3", "cpu_s_per_gb", "processor time for a gigabyte"},
-			{"rr", "rtt_p50_us", "round trip p50"},
-			{"crr", "socket_connect_p50_us", "`socket()`+`connect()` p50"},
-			{"crr", "connections_per_s", "connections"},
-		})
+		report.RatioTable(&b, r.Results, []bench.Scope{scope}, modes, c.rows)
 		b.WriteByte('\n')
 	}
 	fmt.Fprintf(&b, "%s.\n", r.Machine)

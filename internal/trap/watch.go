@@ -63,7 +63,7 @@ func (w *watch) add(l *Listener) error {
 	w.mu.Lock()
 	w.byFD[int32(l.fd)] = l
 	w.mu.Unlock()
-	for w.waiting.Load() < fewestWaiting {
+	for range fewestWaiting - w.waiting.Load() { // start may have none to give
 		w.start(nil)
 	}
 	if left {

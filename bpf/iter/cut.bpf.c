@@ -72,6 +72,29 @@ int cut_firewall(struct bpf_iter__tcp *ctx)
 	return 0;
 }
 
+/* Ends direct connections that stood before this node began to encrypt: run by the agent while it
+ * does. */
+SEC("iter/tcp")
+int cut_clear(struct bpf_iter__tcp *ctx)
+{
+	struct sock_common *sk = ctx->sk_common;
+	struct sock_tag *tag;
+	__u8 ended;
+
+	if (!sk || sk->skc_state == BPF_TCP_LISTEN || sk->skc_state == BPF_TCP_CLOSE ||
+	    sk->skc_state == BPF_TCP_TIME_WAIT || sk->skc_state == BPF_TCP_NEW_SYN_RECV)
+		return 0;
+	tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
+	if (!tag || !in_the_clear(sk, tag))
+		return 0;
+	tag->reason = REASON_CUT_CLEAR;
+	ended = destroy(sk);
+	if (ended)
+		count(REASON_CUT_CLEAR);
+	bpf_seq_write(ctx->meta->seq, &ended, sizeof(ended));
+	return 0;
+}
+
 /* Shortens the wait of direct connects to nodes whose path is blocked, one record each: they get
  * ETIMEDOUT within seconds, not minutes. Live connections are left alone: what blocks may pass. */
 SEC("iter/tcp")

@@ -5,6 +5,7 @@
 
 #include "include/abi/path.h"
 #include "include/abi/record.h"
+#include "include/config.h"
 #include "include/endpoint.h"
 #include "include/kernel_types.h"
 #include "include/payload.h"
@@ -37,6 +38,17 @@ static __always_inline bool is_forbidden(struct sock_common *sk, const struct so
 	addresses_of(sk, &local, &remote);
 	ports = (__u32)bpf_ntohs(sk->skc_dport) << 16 | sk->skc_num;
 	return outlives(sk, tag) || decide_tagged(tag, &remote, ports) != VERDICT_ALLOW;
+}
+
+/* Whether a direct connection is older than this node's encryption: it has an address that the node
+ * is reached by in the clear. */
+static __always_inline bool in_the_clear(struct sock_common *sk, const struct sock_tag *tag)
+{
+	struct address local, remote;
+
+	addresses_of(sk, &local, &remote);
+	return config_underlay_raw && tag->path == PATH_DIRECT && !(tag->flags & TAG_PROBE) &&
+	       local.word[3] && local.word[3] != config_underlay;
 }
 
 /* Whether a connection that went past the nodes' firewalls is one that they forbid now. Its other

@@ -128,6 +128,22 @@ int firewall_unlocked(struct bpf_iter__bpf_sk_storage_map *ctx)
 	return 0;
 }
 
+/* What cut_clear would. */
+SEC("iter/bpf_sk_storage_map")
+int clear_unlocked(struct bpf_iter__bpf_sk_storage_map *ctx)
+{
+	struct sock *sk = ctx->sk;
+	void *value = ctx->value;
+	struct sock_tag *tag;
+
+	if (!sk || !value || !is_seen(sk) || ((struct sock_common *)sk)->skc_state == BPF_TCP_LISTEN)
+		return 0;
+	tag = step_tag(sk, value);
+	if (tag && in_the_clear((struct sock_common *)sk, tag))
+		write_socket(ctx, sk, tag, REASON_CUT_CLEAR);
+	return 0;
+}
+
 /* What end_over_quota would. */
 SEC("iter/bpf_sk_storage_map")
 int over_quota_unlocked(struct bpf_iter__bpf_sk_storage_map *ctx)

@@ -106,6 +106,9 @@ func encryptionText(e *api.Encryption) string {
 			text += " when the agents are back of " + strings.Join(e.Waits, " ")
 		}
 	}
+	if e.Clear > 0 {
+		text += fmt.Sprintf("; IN THE CLEAR: %d direct connections from before", e.Clear)
+	}
 	if len(left) > 0 {
 		text += "; LEFT OUT: " + strings.Join(left, ", ")
 	}

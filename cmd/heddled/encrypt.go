@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/node"
 )
 
@@ -24,6 +25,7 @@ func (f *flags) registerEncryption(p *pflag.FlagSet) {
 	p.Uint16Var(&f.cfg.EncryptPort, "encrypt-port", defaultEncryptPort, "UDP port on the underlay address that takes what is encrypted")
 	p.StringVar(&f.encryptPrefix, "encrypt-prefix", defaultEncryptPrefix,
 		"IPv4 prefix of the addresses by which nodes reach each other encrypted, the same on all nodes; in use nowhere else")
+	p.StringVar((*string)(&f.cfg.EncryptOpen), "encrypt-open", string(model.ClearEnd), "direct connections that stand when the node begins to encrypt, and would go on in the clear: 'end' them, or 'keep' them and count them in the status")
 	p.DurationVar(&f.cfg.EncryptKeyAge, "encrypt-key-age", 0, "take another key after this long; 0: when heddle encryption rotate asks for it")
 }
 

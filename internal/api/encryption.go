@@ -28,6 +28,9 @@ type Encryption struct {
 	// agents have to come back before.
 	Next  model.PublicKey `json:"next_key,omitzero"`
 	Waits []string        `json:"waits,omitempty"`
+	// Clear is how many direct connections there are from before the node encrypted, which go on in
+	// the clear; only `GET /v1/status` says so.
+	Clear int `json:"clear,omitempty"`
 	// Peers are the other nodes, by name: of a node that does not encrypt those that it does not
 	// reach.
 	Peers []EncryptedPeer `json:"peers,omitempty"`

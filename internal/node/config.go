@@ -50,6 +50,9 @@ type Config struct {
 	EncryptPrefix netip.Prefix
 	EncryptPort   uint16
 	EncryptKeyAge time.Duration
+	// EncryptOpen says what becomes of direct connections that stand when a node begins to encrypt.
+	// "" means that they are ended.
+	EncryptOpen model.ClearConnections
 	// DirectPorts is where the node takes direct connections.
 	DirectPorts model.PortRange
 	// Verbs is what other nodes are told for their verbs planes.
@@ -246,6 +249,11 @@ func (c Config) encryptedEndpoint() netip.AddrPort {
 const minKeyAge = time.Minute
 
 func (c Config) validateEncryption() error {
+	if c.EncryptOpen != "" {
+		if err := c.EncryptOpen.Validate(); err != nil {
+			return err
+		}
+	}
 	if !c.Encrypts() {
 		return nil
 	}

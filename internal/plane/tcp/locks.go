@@ -19,6 +19,7 @@ const FaultPassStuck api.FaultReason = "pass_stuck"
 var withoutPass = map[string]string{
 	"cut":               "connections that are forbidden are ended one by one",
 	"cut_leaving":       "connections of endpoints that migrate are ended one by one",
+	"cut_clear":         "connections from before encryption are ended one by one",
 	"cut_firewall":      "connections that the nodes' firewalls forbid are ended one by one",
 	"end_over_quota":    "listeners above the limit of ports are ended one by one",
 	"list":              "lists of connections may lack some",

@@ -56,6 +56,8 @@ type Config struct {
 	Firewall time.Duration
 	// FirewallLive says what becomes of live connections that the forward chains forbid now.
 	FirewallLive model.FirewallLive
+	// Clear says what becomes of direct connections that are older than the node's encryption.
+	Clear model.ClearConnections
 	// Packets says whether packets between containers go past the node's stack; Stores are where
 	// containers are refused by the stack.
 	Packets model.PacketMode
@@ -232,6 +234,7 @@ func (p *Plane) Run(ctx context.Context) error {
 	wg.Go(func() { p.followPasses(ctx) })
 	wg.Go(func() { p.packets.follow(ctx, p.packetsChanged) })
 	wg.Go(func() { p.firewall.run(ctx) })
+	wg.Go(func() { p.followClear(ctx) })
 	wg.Go(func() {
 		if err := p.datapath.FollowFlows(ctx, p.cfg.Observe); err != nil {
 			p.log.Error("flows are not observed", "err", err)

@@ -43,6 +43,11 @@ func (p *Plane) FillStatus(_ context.Context, st *api.Status) (err error) {
 	in.PremadeHits, in.PremadeMisses = sockets.PoolHits, sockets.PoolMisses+p.cfg.Traps.Redelivered(p.sockets)
 	in.Answered = in.PremadeHits + in.PremadeMisses
 	in.Batches, in.BatchSockets, in.Ioctls = sockets.Batches, sockets.BatchSockets, p.ioctls.Made()
+	if st.Encryption != nil {
+		if st.Encryption.Clear, err = p.inTheClear(); err != nil {
+			return err
+		}
+	}
 	st.Packets, st.Firewall = p.packets.status(), p.firewall.status()
 	in.EndpointSockets, in.EndpointPorts = p.cfg.EndpointSockets, uint64(p.cfg.EndpointPorts)
 	return nil

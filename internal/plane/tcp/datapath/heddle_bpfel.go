@@ -362,7 +362,8 @@ const (
 	heddleHeddleReasonREASON_DROP_UNTRANSLATED          heddleHeddleReason = 89
 	heddleHeddleReasonREASON_CUT_FIREWALL               heddleHeddleReason = 90
 	heddleHeddleReasonREASON_PROBE_FIREWALL             heddleHeddleReason = 91
-	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 92
+	heddleHeddleReasonREASON_CUT_CLEAR                  heddleHeddleReason = 92
+	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 93
 )
 
 type heddleHeddleVerdict uint32
@@ -765,9 +766,11 @@ const (
 	heddleMapWiresByOwner          = "wires_by_owner"
 	heddleProgBind4                = "bind4"
 	heddleProgBind6                = "bind6"
+	heddleProgClearUnlocked        = "clear_unlocked"
 	heddleProgConnect4             = "connect4"
 	heddleProgConnect6             = "connect6"
 	heddleProgCut                  = "cut"
+	heddleProgCutClear             = "cut_clear"
 	heddleProgCutFirewall          = "cut_firewall"
 	heddleProgCutLeaving           = "cut_leaving"
 	heddleProgCutLeavingPlain      = "cut_leaving_plain"
@@ -912,9 +915,11 @@ type heddleSpecs struct {
 type heddleProgramSpecs struct {
 	Bind4             *ebpf.ProgramSpec `ebpf:"bind4"`
 	Bind6             *ebpf.ProgramSpec `ebpf:"bind6"`
+	ClearUnlocked     *ebpf.ProgramSpec `ebpf:"clear_unlocked"`
 	Connect4          *ebpf.ProgramSpec `ebpf:"connect4"`
 	Connect6          *ebpf.ProgramSpec `ebpf:"connect6"`
 	Cut               *ebpf.ProgramSpec `ebpf:"cut"`
+	CutClear          *ebpf.ProgramSpec `ebpf:"cut_clear"`
 	CutFirewall       *ebpf.ProgramSpec `ebpf:"cut_firewall"`
 	CutLeaving        *ebpf.ProgramSpec `ebpf:"cut_leaving"`
 	CutLeavingPlain   *ebpf.ProgramSpec `ebpf:"cut_leaving_plain"`
@@ -1277,9 +1282,11 @@ type heddleVariables struct {
 type heddlePrograms struct {
 	Bind4             *ebpf.Program `ebpf:"bind4"`
 	Bind6             *ebpf.Program `ebpf:"bind6"`
+	ClearUnlocked     *ebpf.Program `ebpf:"clear_unlocked"`
 	Connect4          *ebpf.Program `ebpf:"connect4"`
 	Connect6          *ebpf.Program `ebpf:"connect6"`
 	Cut               *ebpf.Program `ebpf:"cut"`
+	CutClear          *ebpf.Program `ebpf:"cut_clear"`
 	CutFirewall       *ebpf.Program `ebpf:"cut_firewall"`
 	CutLeaving        *ebpf.Program `ebpf:"cut_leaving"`
 	CutLeavingPlain   *ebpf.Program `ebpf:"cut_leaving_plain"`
@@ -1326,9 +1333,11 @@ func (p *heddlePrograms) Close() error {
 	return _HeddleClose(
 		p.Bind4,
 		p.Bind6,
+		p.ClearUnlocked,
 		p.Connect4,
 		p.Connect6,
 		p.Cut,
+		p.CutClear,
 		p.CutFirewall,
 		p.CutLeaving,
 		p.CutLeavingPlain,

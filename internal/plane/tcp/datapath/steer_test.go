@@ -33,6 +33,12 @@ func loadForTest(t testing.TB) *Datapath {
 // loadForTestWithout does without a set of protections.
 func loadForTestWithout(t testing.TB, without uint64) *Datapath {
 	t.Helper()
+	return loadForTestAs(t, without, func(*Config) {})
+}
+
+// loadForTestAs changes the node's configuration.
+func loadForTestAs(t testing.TB, without uint64, change func(*Config)) *Datapath {
+	t.Helper()
 	testutil.NeedRoot(t, "loads BPF programs")
 	spec, err := loadHeddle()
 	if err != nil {
@@ -44,6 +50,7 @@ func loadForTestWithout(t testing.TB, without uint64) *Datapath {
 		NetworkID: 7, Underlay: underlayB, DirectPorts: model.PortRange{First: 17440, Last: 17455},
 		Mark: 1, OverlayMark: 2, DropMark: 3, RejectMark: 4, VXLANPort: testVXLANPort, VNI: testVNI,
 	}
+	change(&cfg)
 	if err := setVariables(spec, cfg); err != nil {
 		t.Fatal(err)
 	}

@@ -187,6 +187,8 @@ var Reasons = []model.Reason{
 	{Name: "cut_firewall", Kind: model.KindCut, Help: "live connection ended because the nodes' forward chains forbid it now (ECONNABORTED)",
 		Remedy: "as the operator's own rules have it, on either node; `heddled --overlay-firewall-live keep` lets such connections be"},
 	{Name: "probe_firewall", Kind: model.KindPath, Help: "probes of the forward chains that reached a container of this node, answered in its place"},
+	{Name: "cut_clear", Kind: model.KindCut, Help: "direct connection ended that stood before its node began to encrypt, and went on in the clear (ECONNABORTED)",
+		Remedy: "nothing: the program connects again, encrypted; `heddled --encrypt-open keep` lets such connections be"},
 }
 
 // String gives the reason's name.

@@ -53,9 +53,8 @@ func TestGroupsGoIntoRecords(t *testing.T) {
 	n := newNode(t)
 	noted := &records{of: map[model.EndpointID][]netip.Addr{}}
 	n.setGroups = noted.set
-	n.plane = n.open()
 	r := n.startRouter()
-	n.attach(wanted)
+	n.plane = n.open(wanted)
 	r.meet()
 	r.hear(typeBegin)
 	r.hear(typeEndpoint)

@@ -309,9 +309,9 @@ func TestRouterIsToldAndMissed(t *testing.T) {
 }
 
 func TestRouterOutlivesTheAgent(t *testing.T) {
-	n := runPlane(t)
+	n := newNode(t)
 	r := n.startRouter()
-	n.attach(wanted)
+	n.plane = n.open(wanted)
 	r.meet()
 	r.hear(typeBegin)
 	_, fd := r.hear(typeEndpoint)
@@ -323,8 +323,7 @@ func TestRouterOutlivesTheAgent(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	n.plane = n.open()
-	n.attach(wanted)
+	n.plane = n.open(wanted)
 	r.meet()
 	r.hear(typeBegin)
 	if _, fd := r.hear(typeEndpoint); fd != -1 {
@@ -346,9 +345,9 @@ func TestRouterOutlivesTheAgent(t *testing.T) {
 // TestConnections: what connects to an endpoint is the router's, and what the router asks for is
 // answered.
 func TestConnections(t *testing.T) {
-	n := runPlane(t)
+	n := newNode(t)
 	r := n.startRouter()
-	n.attach(wanted)
+	n.plane = n.open(wanted)
 	r.meet()
 	r.hear(typeBegin)
 	r.hear(typeEndpoint)

@@ -87,11 +87,11 @@ func qpRecord() []byte {
 
 // TestReports: what the router counts is reported, and its end takes nothing of it.
 func TestReports(t *testing.T) {
-	n := runPlane(t)
+	n := newNode(t)
 	r := n.startRouter()
 	limited := wanted
 	limited.Limits = &model.Limits{Egress: 2_000_000, Verbs: model.VerbsLimits{QPs: 9}}
-	n.attach(limited)
+	n.plane = n.open(limited)
 	r.meet()
 	r.hear(typeBegin)
 	message, _ := r.hear(typeEndpoint)

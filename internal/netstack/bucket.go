@@ -32,6 +32,23 @@ func (b *bucket) set(rate uint64, now time.Time) {
 func (b *bucket) available(now time.Time) int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	return b.refilled(now)
+}
+
+// reserve takes what there is, most at most: connections of a tenant move bytes side by side, and
+// what one has seen is not for another. What is not used is to be given back.
+func (b *bucket) reserve(now time.Time, most int) int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	units := min(most, b.refilled(now))
+	if b.rate != 0 {
+		b.level -= float64(units)
+	}
+	return units
+}
+
+// refilled is available's. The caller holds mu.
+func (b *bucket) refilled(now time.Time) int {
 	if b.rate == 0 {
 		return math.MaxInt
 	}
@@ -43,6 +60,7 @@ func (b *bucket) available(now time.Time) int {
 	return int(b.level)
 }
 
+// take takes units; less than 0 of them are given back.
 func (b *bucket) take(units int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -264,11 +264,14 @@ func (c *connection) push(budget *int) (throttled bool) {
 		var to io.Writer = &r
 		if c.deaf {
 			to = io.Discard
-		} else if r.left = min(r.left, c.t.receive.available(time.Now())); r.left == 0 {
+		} else if r.left = c.t.receive.reserve(time.Now(), r.left); r.left == 0 {
 			return true // also of an end that has come, which Read would tell
 		}
 		room := r.left
 		got, err := c.ep.Read(to, tcpip.ReadOptions{})
+		if !c.deaf {
+			c.t.receive.take(-r.left)
+		}
 		if err != nil {
 			if _, nothing := err.(*tcpip.ErrBadBuffer); !nothing {
 				c.cannotRead(err)
@@ -279,7 +282,6 @@ func (c *connection) push(budget *int) (throttled bool) {
 			*budget -= max(got.Count, 1)
 		} else {
 			*budget -= room - r.left
-			c.t.receive.take(room - r.left)
 		}
 		c.pushed.Add(uint64(got.Count))
 		if r.deaf {
@@ -324,13 +326,14 @@ func (c *connection) pull(budget *int) (throttled bool) {
 		if p.fresh <= 0 {
 			break
 		}
-		if p.want = min(p.fresh, *budget, c.t.send.available(time.Now())); p.want == 0 {
+		if p.want = c.t.send.reserve(time.Now(), min(p.fresh, *budget)); p.want == 0 {
 			return true
 		}
+		reserved := p.want
 		n, err := c.ep.Write(&p, tcpip.WriteOptions{})
+		c.t.send.take(int(n) - reserved)
 		c.guard = p.guard
 		c.pulled.Add(uint64(n))
-		c.t.send.take(int(n))
 		*budget -= int(n)
 		switch err.(type) {
 		case nil:

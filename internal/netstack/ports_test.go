@@ -115,6 +115,24 @@ func TestChosenPorts(t *testing.T) {
 	}
 }
 
+// TestBucketSideBySide: what one has reserved is not for another, until it is given back; without a
+// rate there is no end of it.
+func TestBucketSideBySide(t *testing.T) {
+	var b bucket
+	begin := time.Now()
+	if first, second := b.reserve(begin, 70), b.reserve(begin, 70); first != 70 || second != 70 {
+		t.Errorf("%d and %d without a rate", first, second)
+	}
+	b.set(4000, begin)
+	if first, second, third := b.reserve(begin, 70), b.reserve(begin, 70), b.reserve(begin, 70); first != 70 || second != 30 || third != 0 {
+		t.Errorf("%d, %d and %d of a burst of 100", first, second, third)
+	}
+	b.take(-60)
+	if again := b.reserve(begin, 70); again != 60 {
+		t.Errorf("%d of 60 that were given back", again)
+	}
+}
+
 // TestBucket: a bucket gives its rate, and who takes more than there is waits for longer.
 func TestBucket(t *testing.T) {
 	var b bucket

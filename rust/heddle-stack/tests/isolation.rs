@@ -114,10 +114,8 @@ fn a_cap_of_the_processor_holds() {
 fn caps_of_rates_hold_in_bytes() {
     const RATE: u64 = 4_000_000;
     const CONNECTIONS: usize = 4;
-    // A fortieth of a second is a burst. Connections of netstack's take side by side, and pay back
-    // afterwards.
-    let most_of =
-        |by_now: u64| by_now + (RATE / 40 * CONNECTIONS as u64).min(by_now / 20 + RATE / 40);
+    // A fortieth of a second is a burst, of all connections together.
+    let most_of = |by_now: u64| by_now + by_now / 20 + RATE / 40;
     for sends in [true, false] {
         let start = Instant::now();
         let cap = |tenant: &mut stack_tenant| {

@@ -52,7 +52,8 @@ func TryInNode(t testing.TB, node string, argv ...string) (string, error) {
 // Shaping lists what limits may leave on a node: devices, qdiscs and filters.
 func Shaping(t testing.TB, node string) string {
 	t.Helper()
-	out, err := TryInNode(t, node, "sh", "-c", `for d in $(ip -o link | cut -d: -f2 | cut -d@ -f1); do echo $d
+	// The kernel may complain of devices whose peer's namespace is just being removed.
+	out, err := TryInNode(t, node, "sh", "-c", `exec 2>/dev/null; for d in $(ip -o link | cut -d: -f2 | cut -d@ -f1); do echo $d
 		tc qdisc show dev $d; tc filter show dev $d ingress; tc filter show dev $d egress; done`)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)

@@ -16,6 +16,7 @@ var unowned = map[string]string{
 	"route_by_prefix": "nodes and their endpoints", "node_by_underlay": "nodes", "vtep_by_underlay": "nodes", "suspected_by_node": "nodes", "mapped_by_inner": "nodes", "mapped_by_outer": "nodes",
 	"class_by_addr": "policy", "class_by_prefix": "policy", "verdict_by_pair": "policy", "verdict_by_port": "policy",
 	"service_by_addr": "services", "backend_by_slot": "services", "member_by_backend": "services",
+	"firewall_probes": "the firewall's watch: for as long as it asks", "forbidden_by_firewall": "the firewall's watch: for as long as it ends them",
 	"group_by_listener": "sockets: the programs remove it with the last of them",
 }
 

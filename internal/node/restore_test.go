@@ -91,6 +91,8 @@ func TestMapsAreCompared(t *testing.T) {
 		}
 		<-time.After(time.Millisecond)
 	}
+	cancel() // or it removes what the next call is to count
+	<-ended
 	left, err := d.KeepEndpoints(nil)
 	if err != nil || left["endpoint_by_id"] != 2 || left["endpoint_by_addr"] != 2 || left["sockets_by_endpoint"] != 2 {
 		t.Errorf("left were %v, %v", left, err)

@@ -261,10 +261,10 @@ bench-paper: need-root build lab-packages
 	$(BIN)/heddle bench paper report
 	$(BIN)/heddle bench summary
 
-# docs/benchmarks/method.md, "Networks of others": Docker's networks and a BPF data path in the same run. 4 minutes.
+# docs/benchmarks/method.md, "Networks of others": Docker's networks and a BPF data path in the same run. 7 minutes.
 bench-peers: need-root build bench-packages
 	$(call install,docker.io iptables)
-	$(BIN)/heddle bench peers --up --lab peers --json docs/benchmarks/peers.json
+	$(BIN)/heddle bench peers --up --lab peers --runs 8 --json docs/benchmarks/peers.json
 	$(BIN)/heddle bench peers report
 	$(BIN)/heddle bench summary
 

@@ -11,8 +11,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"heddle.dev/heddle/internal/model"
-	"heddle.dev/heddle/internal/trap"
 	"heddle.dev/heddle/internal/trap/task"
 )
 
@@ -31,44 +29,6 @@ func FindLibrary(self string) error {
 	return fmt.Errorf("%s is not installed beside %s, nor in ../lib/heddle", Library, self)
 }
 
-// Questions are those of one kind, which a library asks by
-//
-//	socket(AF_INET, SOCK_STREAM, 0, magic, question, ^magic)
-//
-// of which the kernel takes the first three arguments: clib/guest/ask.c. The number is the magic,
-// random, so that no program has it in its registers by chance. A handler of trapped calls embeds
-// it, and answers.
-type Questions uint64
-
-// Owns implements trap.Handler.
-func (q Questions) Owns(d *trap.Data) bool {
-	return d.Arch == trap.NativeArch && d.Nr == unix.SYS_SOCKET && d.Args[3] == uint64(q) && d.Args[5] == ^uint64(q)
-}
-
-// Question gives the question of a call.
-func (Questions) Question(d trap.Data) uint64 { return d.Args[4] }
-
-// AreFor reports whether the caller's container has the library.
-func (Questions) AreFor(c *trap.Call) bool {
-	return c.Listener().Annotation(model.AnnotationGuest) == "true"
-}
-
-// Bound implements trap.EndpointHandler: what there is of an endpoint begins with its Attach.
-func (Questions) Bound(*trap.Endpoint) {}
-
-// Released implements trap.EndpointHandler.
-func (Questions) Released(*trap.Endpoint) {}
-
-// Annotations implements trap.ListenerHandler: heddle-runtime preloads the library in containers
-// with this one.
-func (Questions) Annotations() []string { return []string{model.AnnotationGuest} }
-
-// Opened implements trap.ListenerHandler.
-func (Questions) Opened(*trap.Listener) {}
-
-// Closed implements trap.ListenerHandler.
-func (Questions) Closed(*trap.Listener) {}
-
 // States of connections, as in TCP_INFO.
 const (
 	Established = 1
@@ -84,15 +44,31 @@ type Connection struct {
 	Inode, Cookie uint64
 }
 
-// Take gives a duplicate of a thread's descriptor, which must be a connection in one of the states
-// that the node's own TCP runs, in the network namespace with the number netns, so that rules have
-// let it come to be.
-func Take(proc task.Proc, thread uint32, number int, netns uint64, states ...uint8) (fd int, c Connection, err error) {
-	fd, found, err := proc.Take(thread, number)
+// Programs are those of the node's containers, whose sockets are looked at.
+type Programs struct {
+	task.Proc
+	Netns uint64 // of the node's sockets
+}
+
+// OpenPrograms gives them; the caller closes it.
+func OpenPrograms() (p Programs, err error) {
+	if p.Proc, err = task.Open(); err != nil {
+		return p, err
+	}
+	if p.Netns, err = p.OwnNetns(); err != nil {
+		p.Close()
+	}
+	return p, err
+}
+
+// Connection gives a duplicate of a thread's descriptor, which must be a connection in one of the
+// states that the node's own TCP runs, so that rules have let it come to be.
+func (p Programs) Connection(thread uint32, number int, states ...uint8) (fd int, c Connection, err error) {
+	fd, found, err := p.Take(thread, number)
 	if err != nil || !found {
 		return -1, c, errors.Join(ErrNoConnection, err)
 	}
-	c, err = look(fd, netns, states)
+	c, err = look(fd, p.Netns, states)
 	if err != nil {
 		_ = unix.Close(fd)
 		return -1, c, err
@@ -121,13 +97,13 @@ func look(fd int, netns uint64, states []uint8) (c Connection, err error) {
 	return c, err
 }
 
-// Find gives a duplicate of the connection's socket if its program has it still.
-func (c Connection) Find(proc task.Proc) (fd int, found bool) {
-	number, found, err := proc.FindSocket(c.Thread, c.Inode)
+// Find gives a duplicate of a connection's socket if its program has it still.
+func (p Programs) Find(c Connection) (fd int, found bool) {
+	number, found, err := p.FindSocket(c.Thread, c.Inode)
 	if err != nil || !found {
 		return -1, false
 	}
-	fd, found, err = proc.Take(c.Thread, number)
+	fd, found, err = p.Take(c.Thread, number)
 	if err != nil || !found {
 		return -1, false
 	}

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/plane/guest"
 	"heddle.dev/heddle/internal/trap"
 )
@@ -20,59 +21,22 @@ const (
 	acceptor  = 1
 )
 
-// handler answers the questions of libraries.
-type handler struct {
-	guest.Questions
-	p *Plane
-}
-
-var _ interface {
-	trap.EndpointHandler
-	trap.ListenerHandler
-} = (*handler)(nil)
-
-// Reasons implements trap.Handler.
-func (h *handler) Reasons() []*trap.Reason { return h.p.why.all() }
-
 var (
 	errNotChosen = errors.New("the stack profile of an end does not say shared-memory")
 	errLimited   = errors.New("an end has a cap, which memory would not be held to")
-	errBusy      = errors.New("too many questions at a time")
 	errFull      = errors.New("an end has as many connections with lanes as it may")
 	errElsewhere = errors.New("the other end is no other endpoint of this node")
 )
 
-// Answer answers a question.
-func (h *handler) Answer(c *trap.Call) error {
-	if !h.AreFor(c) {
-		return c.Next()
+// begin implements guest.Handler.
+func (p *Plane) begin(id model.EndpointID) (guest.Places, func(*trap.Deferred) error, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	e := p.endpoints[id]
+	if err := p.mayHave(e); err != nil {
+		return nil, nil, err
 	}
-	if other, err := c.InOtherNetns(); err != nil {
-		return err
-	} else if other {
-		return h.p.why.socket.Because(guest.ErrNoConnection)
-	}
-	h.p.mu.Lock()
-	e := h.p.endpoints[c.Endpoint.ID]
-	err := h.p.mayHave(e)
-	h.p.mu.Unlock()
-	if err != nil {
-		return err
-	}
-	select {
-	case e.places <- struct{}{}:
-	default:
-		return h.p.why.busy.Because(errBusy)
-	}
-	// By a goroutine of its own: a socket's lock may be held by a send that waits for memory.
-	d := c.Defer()
-	go func() {
-		defer func() { <-e.places }()
-		if err := h.p.answer(d, e); err != nil {
-			d.Fail(err)
-		}
-	}()
-	return nil
+	return e.places, func(d *trap.Deferred) error { return p.answer(d, e) }, nil
 }
 
 // mayHave refuses an endpoint whose connections are to have no lanes. The caller holds mu.
@@ -96,7 +60,7 @@ type end struct {
 
 // answer answers endpoint e's question d. An error means that the call was not answered.
 func (p *Plane) answer(d *trap.Deferred, e *endpoint) error {
-	question := guest.Questions(askMagic).Question(d.Data())
+	question := guest.Question(d.Data())
 	role, number := int(question>>32&1), int(int32(question))
 	at, err := p.look(d.Thread(), number)
 	if err != nil {
@@ -122,7 +86,7 @@ func (p *Plane) answer(d *trap.Deferred, e *endpoint) error {
 // look looks at a descriptor of the caller's: it must be an established connection that the node's
 // own TCP runs, so that rules have let it come to be.
 func (p *Plane) look(thread uint32, number int) (at end, err error) {
-	fd, c, err := guest.Take(p.proc, thread, number, p.netns, guest.Established)
+	fd, c, err := p.programs.Connection(thread, number, guest.Established)
 	if err != nil {
 		return at, p.why.socket.Because(err)
 	}
@@ -201,7 +165,7 @@ func (p *Plane) waitsFor(found *pair, role int, e *endpoint) bool {
 	if found.given[role] || !found.given[1-role] || found.ends[role] != e {
 		return false
 	}
-	fd, there := found.first.Find(p.proc)
+	fd, there := p.programs.Find(found.first.Connection)
 	if there {
 		closeFD(fd)
 	}

@@ -185,12 +185,12 @@ func TestLookAt(t *testing.T) {
 	if _, err := p.look(thread, 1<<20); !errors.Is(err, guest.ErrNoConnection) {
 		t.Errorf("a number that is none: %v", err)
 	}
-	netns := p.netns
-	p.netns++
+	netns := p.programs.Netns
+	p.programs.Netns++
 	if _, err := p.look(thread, fds[0]); !errors.Is(err, guest.ErrNoConnection) {
 		t.Errorf("a connection of another network namespace: %v", err)
 	}
-	p.netns = netns
+	p.programs.Netns = netns
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	testutil.NoError(t, err)
 	fresh, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)

@@ -19,7 +19,6 @@ import (
 	"heddle.dev/heddle/internal/plane"
 	"heddle.dev/heddle/internal/plane/guest"
 	"heddle.dev/heddle/internal/stack"
-	"heddle.dev/heddle/internal/trap/task"
 )
 
 const (
@@ -28,8 +27,6 @@ const (
 	// maxPairs is how many connections of an endpoint have lanes at a time: the descriptors are the
 	// agent's.
 	maxPairs = 4096
-	// maxBlocking is how many questions of an endpoint may wait in the kernel for its program.
-	maxBlocking = 16
 )
 
 // Config is what the plane of a node is made with.
@@ -49,10 +46,9 @@ type Plane struct {
 	plane.WithoutPolicy
 	plane.WithoutLimits
 
-	cfg   Config
-	proc  task.Proc
-	netns uint64 // of the node's sockets
-	why   reasons
+	cfg      Config
+	programs guest.Programs
+	why      reasons
 
 	mu        sync.Mutex // guards the rest
 	endpoints map[model.EndpointID]*endpoint
@@ -64,11 +60,10 @@ type Plane struct {
 type endpoint struct {
 	model.Endpoint
 	attached, chosen, limited bool
-	// places are taken by questions that may wait for the program in the kernel.
-	places   chan struct{}
-	pairs    int
-	sent     uint64
-	received uint64
+	places                    guest.Places
+	pairs                     int
+	sent                      uint64
+	received                  uint64
 }
 
 // serves reports whether its connections may have lanes.
@@ -95,14 +90,10 @@ func (p *Plane) Declares() plane.Declaration { return Declaration }
 func Open(cfg Config) (*Plane, error) {
 	p := &Plane{cfg: cfg, why: newReasons(), endpoints: map[model.EndpointID]*endpoint{}, pairs: map[connection]*pair{}}
 	var err error
-	if p.proc, err = task.Open(); err != nil {
+	if p.programs, err = guest.OpenPrograms(); err != nil {
 		return nil, err
 	}
-	if p.netns, err = p.proc.OwnNetns(); err != nil {
-		p.proc.Close()
-		return nil, err
-	}
-	cfg.Traps.Handle(&handler{askMagic, p})
+	cfg.Traps.Handle(&guest.Handler{Magic: askMagic, Why: p.why.all(), Socket: &p.why.socket, Busy: &p.why.busy, Begin: p.begin})
 	return p, nil
 }
 
@@ -121,7 +112,7 @@ func (p *Plane) ServeStack(kind stack.Kind, _ stack.Settings) error {
 func (p *Plane) of(e model.Endpoint) *endpoint {
 	known := p.endpoints[e.ID]
 	if known == nil || !known.Created.Equal(e.Created) {
-		known = &endpoint{places: make(chan struct{}, maxBlocking)}
+		known = &endpoint{places: guest.NewPlaces()}
 		p.endpoints[e.ID] = known
 	}
 	known.Endpoint = e
@@ -252,7 +243,7 @@ func (p *Plane) Close() error {
 		delete(p.pairs, key)
 		pair.close()
 	}
-	p.proc.Close()
+	p.programs.Close()
 	return nil
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/plane/guest"
 	"heddle.dev/heddle/internal/plane/process"
 	"heddle.dev/heddle/internal/plane/queues/protocol"
@@ -22,69 +23,31 @@ const (
 	askBits   = 17
 )
 
-// handler answers the questions of libraries.
-type handler struct {
-	guest.Questions
-	p *Plane
-}
-
-var _ interface {
-	trap.EndpointHandler
-	trap.ListenerHandler
-} = (*handler)(nil)
-
-// Reasons implements trap.Handler.
-func (h *handler) Reasons() []*trap.Reason { return h.p.why.all() }
-
 var (
 	errNotChosen = errors.New("the endpoint's stack profile does not say queues")
-	errBusy      = errors.New("too many questions at a time")
 	errFull      = errors.New("the endpoint has as many regions as it may")
 	errNoRegion  = errors.New("no region of the endpoint's")
 )
 
-// Answer answers a question.
-func (h *handler) Answer(c *trap.Call) error {
-	if !h.AreFor(c) {
-		return c.Next()
-	}
-	if other, err := c.InOtherNetns(); err != nil {
-		return err
-	} else if other {
-		return h.p.why.socket.Because(guest.ErrNoConnection)
-	}
-	h.p.mu.Lock()
-	e := h.p.endpoints[c.Endpoint.ID]
-	serves, l := e != nil && e.serves(), h.p.link
-	h.p.mu.Unlock()
-	if !serves {
-		return h.p.why.notChosen.Because(errNotChosen)
+// begin implements guest.Handler.
+func (p *Plane) begin(id model.EndpointID) (guest.Places, func(*trap.Deferred) error, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	e, l := p.endpoints[id], p.link
+	if e == nil || !e.serves() {
+		return nil, nil, p.why.notChosen.Because(errNotChosen)
 	}
 	if l == nil {
-		return h.p.why.gone.Because(errEnded)
+		return nil, nil, p.why.gone.Because(errEnded)
 	}
-	select {
-	case e.places <- struct{}{}:
-	default:
-		return h.p.why.busy.Because(errBusy)
-	}
-	// By a goroutine of its own: the service answers it, and a socket's lock may be held by a send
-	// that waits for memory.
-	d := c.Defer()
-	go func() {
-		defer func() { <-e.places }()
-		if err := h.p.answer(d, l, e); err != nil {
-			d.Fail(err)
-		}
-	}()
-	return nil
+	return e.places, func(d *trap.Deferred) error { return p.answer(d, l, e) }, nil
 }
 
 // answer answers endpoint e's question d. An error means that the call was not answered.
 func (p *Plane) answer(d *trap.Deferred, l *link, e *endpoint) error {
 	ctx, cancel := context.WithTimeout(context.Background(), process.Answers)
 	defer cancel()
-	switch question := guest.Questions(askMagic).Question(d.Data()); {
+	switch question := guest.Question(d.Data()); {
 	case question == askRegion:
 		return p.answerRegion(ctx, d, l, e)
 	case question&askRegion == 0:
@@ -170,11 +133,11 @@ func (p *Plane) answerStream(ctx context.Context, d *trap.Deferred, l *link, e *
 // take gives a duplicate of a connection of endpoint e's, by the thread's number of it, and what
 // ends that connection.
 func (p *Plane) take(ctx context.Context, e *endpoint, thread uint32, number int) (fd int, cut func(), err error) {
-	fd, at, err := guest.Take(p.proc, thread, number, p.netns, guest.Established, guest.CloseWait)
+	fd, at, err := p.programs.Connection(thread, number, guest.Established, guest.CloseWait)
 	if err == nil {
 		return fd, func() { p.cut(at) }, nil
 	}
-	fd, found, failed := p.proc.Take(thread, number)
+	fd, found, failed := p.programs.Take(thread, number)
 	if !found || failed != nil {
 		return -1, nil, errors.Join(err, failed)
 	}

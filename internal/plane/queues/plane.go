@@ -24,14 +24,11 @@ import (
 	"heddle.dev/heddle/internal/plane/process"
 	"heddle.dev/heddle/internal/plane/queues/protocol"
 	"heddle.dev/heddle/internal/stack"
-	"heddle.dev/heddle/internal/trap/task"
 )
 
 const (
 	// maxRegions is how many processes of an endpoint have queues: descriptors are the agent's.
 	maxRegions = 256
-	// maxBlocking is how many questions of an endpoint are answered at a time.
-	maxBlocking = 16
 	// firstPause and lastPause are between tries to have the service.
 	firstPause, lastPause = 100 * time.Millisecond, 5 * time.Second
 	// askEvery is how often the service is asked whether it still answers, serviceAnswers how long
@@ -59,11 +56,17 @@ type Modules interface {
 
 // Plane is the plane of queues of one node.
 type Plane struct {
-	cfg   Config
-	proc  task.Proc
-	netns uint64 // of the node's sockets
-	why   reasons
-	wake  chan struct{} // of Run: somebody wants the service
+	// Connections are the TCP plane's, with its policy, limits and end.
+	plane.WithoutDevices
+	plane.WithoutRequests
+	plane.WithoutNetwork
+	plane.WithoutPolicy
+	plane.WithoutLimits
+
+	cfg      Config
+	programs guest.Programs
+	why      reasons
+	wake     chan struct{} // of Run: somebody wants the service
 
 	mu        sync.Mutex // guards the rest
 	endpoints map[model.EndpointID]*endpoint
@@ -76,11 +79,10 @@ type Plane struct {
 type endpoint struct {
 	model.Endpoint
 	attached, chosen bool
-	// places are taken by questions that are being answered.
-	places  chan struct{}
-	regions int
-	large   int    // of them that have rings of regionCapacity
-	profile string // that chose it; empty: none does
+	places           guest.Places
+	regions          int
+	large            int    // of them that have rings of regionCapacity
+	profile          string // that chose it; empty: none does
 }
 
 // serves reports whether its programs may have queues.
@@ -113,14 +115,10 @@ func (p *Plane) Declares() plane.Declaration { return plane.Declaration{} }
 func Open(cfg Config) (*Plane, error) {
 	p := &Plane{cfg: cfg, why: newReasons(), wake: make(chan struct{}, 1), endpoints: map[model.EndpointID]*endpoint{}, regions: map[uint64]*region{}}
 	var err error
-	if p.proc, err = task.Open(); err != nil {
+	if p.programs, err = guest.OpenPrograms(); err != nil {
 		return nil, err
 	}
-	if p.netns, err = p.proc.OwnNetns(); err != nil {
-		p.proc.Close()
-		return nil, err
-	}
-	cfg.Traps.Handle(&handler{askMagic, p})
+	cfg.Traps.Handle(&guest.Handler{Magic: askMagic, Why: p.why.all(), Socket: &p.why.socket, Busy: &p.why.busy, Begin: p.begin})
 	return p, nil
 }
 
@@ -142,7 +140,7 @@ func (p *Plane) ServeStack(_ stack.Kind, s stack.Settings) error {
 func (p *Plane) of(e model.Endpoint) *endpoint {
 	known := p.endpoints[e.ID]
 	if known == nil || !known.Created.Equal(e.Created) {
-		known = &endpoint{places: make(chan struct{}, maxBlocking)}
+		known = &endpoint{places: guest.NewPlaces()}
 		p.endpoints[e.ID] = known
 	}
 	known.Endpoint = e
@@ -262,6 +260,6 @@ func (p *Plane) Close() error {
 		delete(p.regions, id)
 		closeFD(r.memory)
 	}
-	p.proc.Close()
+	p.programs.Close()
 	return nil
 }

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/plane/process"
 	"heddle.dev/heddle/internal/plane/queues/protocol"
 	"heddle.dev/heddle/internal/stack"
@@ -71,6 +72,17 @@ func (p *Plane) StackModules(ctx context.Context) ([]api.StackModule, error) {
 	}
 	slices.SortFunc(report.Tenants, func(a, b api.StackTenant) int { return cmp.Compare(a.Endpoint, b.Endpoint) })
 	return []api.StackModule{report}, nil
+}
+
+// Counters implements plane.Reports.
+func (p *Plane) Counters() ([]api.Counter, error) { return nil, nil }
+
+// Connections implements plane.Reports: they are the TCP plane's.
+func (p *Plane) Connections() ([]model.Connection, error) { return nil, nil }
+
+// Traffic implements plane.Reports: the TCP plane counts it.
+func (p *Plane) Traffic(endpoints []model.Endpoint) ([]model.Traffic, error) {
+	return make([]model.Traffic, len(endpoints)), nil
 }
 
 // useOf asks what a region uses; 0: all.

@@ -179,7 +179,7 @@ func (p *Plane) lose() {
 
 // cut ends a connection that a program has still.
 func (p *Plane) cut(g guest.Connection) {
-	fd, found := g.Find(p.proc)
+	fd, found := p.programs.Find(g)
 	if !found {
 		return
 	}

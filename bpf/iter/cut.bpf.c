@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Ends the connections that policy forbids: run by the agent after each change of it. They write
+/* Passes that end sockets, such as those that policy forbids after each change of it. They write
  * one byte for each of them: 1 if it was ended, 0 if the kernel cannot (before Linux 6.5); those of
  * a container's own namespace write a socket_record, by which the agent ends it then. */
 
@@ -15,7 +15,6 @@
 #include "policy/decide.h"
 #include "policy/filter.h"
 #include "policy/flow_set.h"
-#include "sock/reserved_ports.h"
 
 extern int bpf_sock_destroy(struct sock_common *sk) __ksym __weak; /* Linux 6.5 */
 
@@ -27,72 +26,66 @@ static __always_inline bool destroy(struct sock_common *sk)
 	return bpf_sock_destroy(sk) == 0;
 }
 
+/* Ends sockets for a reason: the condition is inlined, each pass has its own. */
+static __always_inline int end_where(struct bpf_iter__tcp *ctx, condition *is_to_end, __u32 reason)
+{
+	struct sock_common *sk = ctx->sk_common;
+	struct sock_tag *tag;
+	__u8 ended;
+
+	if (!sk || sk->skc_state == BPF_TCP_CLOSE)
+		return 0;
+	tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0); /* what is not a full socket has none */
+	if (!tag || !is_to_end(sk, tag))
+		return 0;
+	tag->reason = reason; /* its end is an event (sock/flow_events.h) */
+	ended = destroy(sk);
+	if (ended)
+		count(reason);
+	bpf_seq_write(ctx->meta->seq, &ended, sizeof(ended));
+	return 0;
+}
+
+/* What policy forbids. */
 SEC("iter/tcp")
 int cut(struct bpf_iter__tcp *ctx)
 {
-	struct sock_common *sk = ctx->sk_common;
-	struct sock_tag *tag;
-	__u8 ended;
-
-	if (!sk || !has_policy() || !protects(PROTECT_LATE))
-		return 0;
-	if (sk->skc_state == BPF_TCP_LISTEN || sk->skc_state == BPF_TCP_CLOSE)
-		return 0;
-	tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
-	if (!tag || !is_forbidden(sk, tag))
-		return 0;
-	tag->reason = REASON_CUT_POLICY; /* its end is an event (sock/flow_events.h) */
-	ended = destroy(sk);
-	if (ended)
-		count(REASON_CUT_POLICY);
-	bpf_seq_write(ctx->meta->seq, &ended, sizeof(ended));
-	return 0;
+	return end_where(ctx, is_forbidden, REASON_CUT_POLICY);
 }
 
-/* Ends what the nodes' firewalls forbid now, of what went past them: run by the agent when it has
- * found such (tc/firewall.h). */
+/* What the nodes' firewalls forbid now, of what went past them: run by the agent when it has found
+ * such (tc/firewall.h). */
 SEC("iter/tcp")
 int cut_firewall(struct bpf_iter__tcp *ctx)
 {
-	struct sock_common *sk = ctx->sk_common;
-	struct sock_tag *tag;
-	__u8 ended;
-
-	if (!sk || sk->skc_state == BPF_TCP_LISTEN || sk->skc_state == BPF_TCP_CLOSE ||
-	    sk->skc_state == BPF_TCP_TIME_WAIT || sk->skc_state == BPF_TCP_NEW_SYN_RECV)
-		return 0;
-	tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
-	if (!tag || !firewall_forbids(sk, tag))
-		return 0;
-	tag->reason = REASON_CUT_FIREWALL;
-	ended = destroy(sk);
-	if (ended)
-		count(REASON_CUT_FIREWALL);
-	bpf_seq_write(ctx->meta->seq, &ended, sizeof(ended));
-	return 0;
+	return end_where(ctx, firewall_forbids, REASON_CUT_FIREWALL);
 }
 
-/* Ends direct connections that stood before this node began to encrypt: run by the agent while it
+/* Direct connections that stood before this node began to encrypt: run by the agent while it
  * does. */
 SEC("iter/tcp")
 int cut_clear(struct bpf_iter__tcp *ctx)
 {
-	struct sock_common *sk = ctx->sk_common;
-	struct sock_tag *tag;
-	__u8 ended;
+	return end_where(ctx, in_the_clear, REASON_CUT_CLEAR);
+}
 
-	if (!sk || sk->skc_state == BPF_TCP_LISTEN || sk->skc_state == BPF_TCP_CLOSE ||
-	    sk->skc_state == BPF_TCP_TIME_WAIT || sk->skc_state == BPF_TCP_NEW_SYN_RECV)
-		return 0;
-	tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
-	if (!tag || !in_the_clear(sk, tag))
-		return 0;
-	tag->reason = REASON_CUT_CLEAR;
-	ended = destroy(sk);
-	if (ended)
-		count(REASON_CUT_CLEAR);
-	bpf_seq_write(ctx->meta->seq, &ended, sizeof(ended));
-	return 0;
+/* What is left of the endpoint that leaves: sockets whose program has ended and that have yet to
+ * send, or that another container's program has. Their peers see a RST while this node still speaks
+ * for the address. Run again when the endpoint is forgotten, for those that connected meanwhile:
+ * the tag is enough, since no id is given out again that a socket carries, and what connects from
+ * then on is_forgotten (sock/sockops.bpf.c). */
+SEC("iter/tcp")
+int cut_leaving(struct bpf_iter__tcp *ctx)
+{
+	return end_where(ctx, is_leaving, REASON_CUT_MIGRATED);
+}
+
+/* Listeners that have a port which they must not have: run by the agent when one is reported. The
+ * iterator has the socket's lock, so it finds none in the midst of listen(). */
+SEC("iter/tcp")
+int end_over_quota(struct bpf_iter__tcp *ctx)
+{
+	return end_where(ctx, is_over_quota, REASON_CUT_PORT_QUOTA);
 }
 
 /* Shortens the wait of direct connects to nodes whose path is blocked, one record each: they get
@@ -117,24 +110,6 @@ int give_up(struct bpf_iter__tcp *ctx)
 	ended = bpf_setsockopt(sk, SOL_TCP_, 7 /* TCP_SYNCNT */, &once, sizeof(once)) == 0;
 	if (ended)
 		count(REASON_CUT_PATH_BLOCKED);
-	bpf_seq_write(ctx->meta->seq, &ended, sizeof(ended));
-	return 0;
-}
-
-/* Ends listeners that have a port which they must not have: run by the agent when one is reported.
- * One byte for each: 1 if it was ended. The iterator has the socket's lock, so it finds none in the
- * midst of listen(). */
-SEC("iter/tcp")
-int end_over_quota(struct bpf_iter__tcp *ctx)
-{
-	struct sock_common *sk = ctx->sk_common;
-	__u8 ended;
-
-	if (!sk || sk->skc_state != BPF_TCP_LISTEN || !is_over_quota(sk))
-		return 0;
-	ended = destroy(sk);
-	if (ended)
-		count(REASON_CUT_PORT_QUOTA);
 	bpf_seq_write(ctx->meta->seq, &ended, sizeof(ended));
 	return 0;
 }
@@ -195,33 +170,7 @@ int cut_plain(struct bpf_iter__tcp *ctx)
 	return 0;
 }
 
-/* Ends what is left of the endpoint that leaves: sockets whose program has ended and that have yet
- * to send, or that another container's program has. Their peers see a RST while this node still
- * speaks for the address. Run again when the endpoint is forgotten, for those that connected
- * meanwhile: the tag is enough, since no id is given out again that a socket carries, and what
- * connects from then on is_forgotten (sock/sockops.bpf.c). */
-SEC("iter/tcp")
-int cut_leaving(struct bpf_iter__tcp *ctx)
-{
-	struct sock_common *sk = ctx->sk_common;
-	struct sock_tag *tag;
-	__u8 ended;
-
-	if (!sk || sk->skc_state == BPF_TCP_CLOSE || sk->skc_state == BPF_TCP_TIME_WAIT ||
-	    sk->skc_state == BPF_TCP_NEW_SYN_RECV)
-		return 0;
-	tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
-	if (!tag || tag->endpoint_id != leaving_endpoint)
-		return 0;
-	tag->reason = REASON_CUT_MIGRATED;
-	ended = destroy(sk);
-	if (ended)
-		count(REASON_CUT_MIGRATED);
-	bpf_seq_write(ctx->meta->seq, &ended, sizeof(ended));
-	return 0;
-}
-
-/* The same of processes that are not intercepted: run in the container's namespace. */
+/* cut_leaving of processes that are not intercepted: run in the container's namespace. */
 SEC("iter/tcp")
 int cut_leaving_plain(struct bpf_iter__tcp *ctx)
 {

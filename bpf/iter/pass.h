@@ -9,12 +9,22 @@
 #include "include/endpoint.h"
 #include "include/kernel_types.h"
 #include "include/payload.h"
+#include "include/protection.h"
 #include "include/tag.h"
 #include "include/socket.h"
 #include "policy/decide.h"
+#include "sock/reserved_ports.h"
+
+/* Whether a pass is to end, or to list, a tagged socket. */
+typedef bool condition(struct sock_common *sk, const struct sock_tag *tag);
 
 /* The endpoint that leaves this node. Set by the agent. */
 volatile __u32 leaving_endpoint = 0;
+
+static __always_inline bool is_leaving(struct sock_common *sk, const struct sock_tag *tag)
+{
+	return tag->endpoint_id == leaving_endpoint;
+}
 
 /* Whether a program still has the connection of an endpoint that is gone, as another container may:
  * no rule speaks of it any more, so it must not go on where rules decide. What no program has only
@@ -29,12 +39,14 @@ static __always_inline bool outlives(struct sock_common *sk, const struct sock_t
 	return tcp && ((struct sock *)tcp)->sk_socket;
 }
 
-/* Whether the connection of a tagged socket must not go on. */
+/* Whether policy forbids that the connection of a tagged socket goes on. */
 static __always_inline bool is_forbidden(struct sock_common *sk, const struct sock_tag *tag)
 {
 	struct address local, remote;
 	__u32 ports;
 
+	if (!has_policy() || !protects(PROTECT_LATE) || sk->skc_state == BPF_TCP_LISTEN)
+		return false;
 	addresses_of(sk, &local, &remote);
 	ports = (__u32)bpf_ntohs(sk->skc_dport) << 16 | sk->skc_num;
 	return outlives(sk, tag) || decide_tagged(tag, &remote, ports) != VERDICT_ALLOW;
@@ -47,8 +59,8 @@ static __always_inline bool in_the_clear(struct sock_common *sk, const struct so
 	struct address local, remote;
 
 	addresses_of(sk, &local, &remote);
-	return config_underlay_raw && tag->path == PATH_DIRECT && !(tag->flags & TAG_PROBE) &&
-	       local.word[3] && local.word[3] != config_underlay;
+	return config_underlay_raw && sk->skc_state != BPF_TCP_LISTEN && tag->path == PATH_DIRECT &&
+	       !(tag->flags & TAG_PROBE) && local.word[3] && local.word[3] != config_underlay;
 }
 
 /* Whether a connection that went past the nodes' firewalls is one that they forbid now. Its other
@@ -61,7 +73,7 @@ static __always_inline bool firewall_forbids(struct sock_common *sk, const struc
 
 	addresses_of(sk, &local, &k.dst);
 	k.port = sk->skc_dport;
-	if (!ep || tag->flags & (TAG_PROBE | TAG_ACCEPTED) ||
+	if (!ep || sk->skc_state == BPF_TCP_LISTEN || tag->flags & (TAG_PROBE | TAG_ACCEPTED) ||
 	    (tag->path != PATH_DIRECT && tag->path != PATH_LOCAL))
 		return false;
 	k.src = ep->addr4.word[3];

@@ -7,12 +7,10 @@
 #include "include/abi/record.h"
 #include "include/count.h"
 #include "include/kernel_types.h"
-#include "include/protection.h"
 #include "include/tag.h"
 #include "iter/pass.h"
 #include "include/socket.h"
 #include "policy/filter.h"
-#include "sock/reserved_ports.h"
 
 /* Whether a pass over the TCP sockets would see a step's socket. One in SYN_RECV has the
  * underlay's addresses until established_passive names it, and decides. */
@@ -78,91 +76,9 @@ int list_unlocked(struct bpf_iter__bpf_sk_storage_map *ctx)
 	return 0;
 }
 
-/* Sockets whose lock a system call has at this moment. */
-SEC("iter/bpf_sk_storage_map")
-int locked_sockets(struct bpf_iter__bpf_sk_storage_map *ctx)
-{
-	struct sock *sk = ctx->sk;
-	void *value = ctx->value;
-	struct sock_tag *tag;
-
-	if (!sk || !value || !is_seen(sk) || !sk->sk_lock.owned)
-		return 0;
-	tag = step_tag(sk, value);
-	if (tag)
-		write_socket(ctx, sk, tag, 0);
-	return 0;
-}
-
-/* What cut would end. */
-SEC("iter/bpf_sk_storage_map")
-int forbidden_unlocked(struct bpf_iter__bpf_sk_storage_map *ctx)
-{
-	struct sock *sk = ctx->sk;
-	void *value = ctx->value;
-	struct sock_tag *tag;
-
-	if (!sk || !value || !has_policy() || !protects(PROTECT_LATE))
-		return 0;
-	if (!is_seen(sk) || ((struct sock_common *)sk)->skc_state == BPF_TCP_LISTEN)
-		return 0;
-	tag = step_tag(sk, value);
-	if (tag && is_forbidden((struct sock_common *)sk, tag))
-		write_socket(ctx, sk, tag, REASON_CUT_POLICY);
-	return 0;
-}
-
-/* What cut_firewall would. */
-SEC("iter/bpf_sk_storage_map")
-int firewall_unlocked(struct bpf_iter__bpf_sk_storage_map *ctx)
-{
-	struct sock *sk = ctx->sk;
-	void *value = ctx->value;
-	struct sock_tag *tag;
-
-	if (!sk || !value || !is_seen(sk) || ((struct sock_common *)sk)->skc_state == BPF_TCP_LISTEN)
-		return 0;
-	tag = step_tag(sk, value);
-	if (tag && firewall_forbids((struct sock_common *)sk, tag))
-		write_socket(ctx, sk, tag, REASON_CUT_FIREWALL);
-	return 0;
-}
-
-/* What cut_clear would. */
-SEC("iter/bpf_sk_storage_map")
-int clear_unlocked(struct bpf_iter__bpf_sk_storage_map *ctx)
-{
-	struct sock *sk = ctx->sk;
-	void *value = ctx->value;
-	struct sock_tag *tag;
-
-	if (!sk || !value || !is_seen(sk) || ((struct sock_common *)sk)->skc_state == BPF_TCP_LISTEN)
-		return 0;
-	tag = step_tag(sk, value);
-	if (tag && in_the_clear((struct sock_common *)sk, tag))
-		write_socket(ctx, sk, tag, REASON_CUT_CLEAR);
-	return 0;
-}
-
-/* What end_over_quota would. */
-SEC("iter/bpf_sk_storage_map")
-int over_quota_unlocked(struct bpf_iter__bpf_sk_storage_map *ctx)
-{
-	struct sock *sk = ctx->sk;
-	void *value = ctx->value;
-	struct sock_tag *tag;
-
-	if (!sk || !value || ((struct sock_common *)sk)->skc_state != BPF_TCP_LISTEN)
-		return 0;
-	tag = step_tag(sk, value);
-	if (tag && is_over_quota((struct sock_common *)sk))
-		write_socket(ctx, sk, tag, REASON_CUT_PORT_QUOTA);
-	return 0;
-}
-
-/* What cut_leaving would. */
-SEC("iter/bpf_sk_storage_map")
-int leaving_unlocked(struct bpf_iter__bpf_sk_storage_map *ctx)
+/* Lists sockets, to be ended for a reason unless it is 0. */
+static __always_inline int list_where(struct bpf_iter__bpf_sk_storage_map *ctx, condition *is_to_list,
+                                      __u32 reason)
 {
 	struct sock *sk = ctx->sk;
 	void *value = ctx->value;
@@ -171,7 +87,50 @@ int leaving_unlocked(struct bpf_iter__bpf_sk_storage_map *ctx)
 	if (!sk || !value || !is_seen(sk))
 		return 0;
 	tag = step_tag(sk, value);
-	if (tag && tag->endpoint_id == leaving_endpoint)
-		write_socket(ctx, sk, tag, REASON_CUT_MIGRATED);
+	if (tag && is_to_list((struct sock_common *)sk, tag))
+		write_socket(ctx, sk, tag, reason);
 	return 0;
+}
+
+static __always_inline bool is_locked(struct sock_common *sk, const struct sock_tag *tag)
+{
+	return ((struct sock *)sk)->sk_lock.owned;
+}
+
+/* Sockets whose lock a system call has at this moment. */
+SEC("iter/bpf_sk_storage_map")
+int locked_sockets(struct bpf_iter__bpf_sk_storage_map *ctx)
+{
+	return list_where(ctx, is_locked, 0);
+}
+
+/* What the passes of cut.bpf.c would end, each by its condition. */
+SEC("iter/bpf_sk_storage_map")
+int forbidden_unlocked(struct bpf_iter__bpf_sk_storage_map *ctx)
+{
+	return list_where(ctx, is_forbidden, REASON_CUT_POLICY);
+}
+
+SEC("iter/bpf_sk_storage_map")
+int firewall_unlocked(struct bpf_iter__bpf_sk_storage_map *ctx)
+{
+	return list_where(ctx, firewall_forbids, REASON_CUT_FIREWALL);
+}
+
+SEC("iter/bpf_sk_storage_map")
+int clear_unlocked(struct bpf_iter__bpf_sk_storage_map *ctx)
+{
+	return list_where(ctx, in_the_clear, REASON_CUT_CLEAR);
+}
+
+SEC("iter/bpf_sk_storage_map")
+int over_quota_unlocked(struct bpf_iter__bpf_sk_storage_map *ctx)
+{
+	return list_where(ctx, is_over_quota, REASON_CUT_PORT_QUOTA);
+}
+
+SEC("iter/bpf_sk_storage_map")
+int leaving_unlocked(struct bpf_iter__bpf_sk_storage_map *ctx)
+{
+	return list_where(ctx, is_leaving, REASON_CUT_MIGRATED);
 }

@@ -326,16 +326,18 @@ static __noinline int port_listens(struct bpf_sock_ops *ops, const struct sock_t
 	return 0;
 }
 
-/* Whether the listener sk has a port that it must not have: above the limit, or one that could not
- * be counted. */
-static __always_inline bool is_over_quota(struct sock_common *sk)
+/* Whether sk is a listener that has a port which it must not have: above the limit, or one that
+ * could not be counted. */
+static __always_inline bool is_over_quota(struct sock_common *sk, const struct sock_tag *tag)
 {
-	struct sock_tag *tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
-	struct reserved_port *h = bpf_sk_storage_get(&port_by_sock, sk, 0, 0);
+	struct reserved_port *h;
 
+	if (sk->skc_state != BPF_TCP_LISTEN)
+		return false;
+	h = bpf_sk_storage_get(&port_by_sock, sk, 0, 0);
 	if (h)
 		return h->flags & RESERVED_OVER_QUOTA;
-	return tag && is_ephemeral(sk->skc_num) && ports_of(tag) && protects(PROTECT_PORT_QUOTA);
+	return is_ephemeral(sk->skc_num) && ports_of(tag) && protects(PROTECT_PORT_QUOTA);
 }
 
 /* A connect sends its SYN. */

@@ -38,7 +38,7 @@ func (p *Plane) begin(id model.EndpointID) (guest.Places, func(*trap.Deferred) e
 		return nil, nil, p.why.notChosen.Because(errNotChosen)
 	}
 	if l == nil {
-		return nil, nil, p.why.gone.Because(errEnded)
+		return nil, nil, p.why.gone.Because(process.ErrGone)
 	}
 	return e.places, func(d *trap.Deferred) error { return p.answer(d, l, e) }, nil
 }
@@ -125,7 +125,7 @@ func (p *Plane) answerStream(ctx context.Context, d *trap.Deferred, l *link, e *
 	}
 	p.mu.Unlock()
 	if !known {
-		return p.why.gone.Because(errEnded)
+		return p.why.gone.Because(process.ErrGone)
 	}
 	return d.Return(int(got.Stream))
 }

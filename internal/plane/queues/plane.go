@@ -175,7 +175,7 @@ func (p *Plane) SetStack(e model.Endpoint, c stack.Choice) error {
 			ask.Value = 1
 		}
 		_, _, err := request[protocol.Plain, protocol.Plain](ctx, l, &ask, &ask.Head, -1)
-		if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, errEnded) {
+		if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, process.ErrGone) {
 			errs = append(errs, fmt.Errorf("have %s leave its queues: %w", e.Name, err))
 		}
 	}
@@ -228,7 +228,7 @@ func (p *Plane) Detach(e model.Endpoint) error {
 	var errs []error
 	for _, r := range regions {
 		ask := protocol.Plain{Head: protocol.Head{Type: protocol.TypeRegionGone, Region: r.id}}
-		if _, _, err := request[protocol.Plain, protocol.Plain](ctx, l, &ask, &ask.Head, -1); err != nil && !errors.Is(err, errEnded) {
+		if _, _, err := request[protocol.Plain, protocol.Plain](ctx, l, &ask, &ask.Head, -1); err != nil && !errors.Is(err, process.ErrGone) {
 			errs = append(errs, fmt.Errorf("end the queues of %s: %w", e.Name, err))
 		}
 	}
@@ -246,7 +246,7 @@ func (p *Plane) Guest(ctx context.Context, id model.EndpointID, flags uint32) (*
 		return nil, fmt.Errorf("no endpoint %d on this node", id)
 	}
 	if l == nil {
-		return nil, errEnded
+		return nil, process.ErrGone
 	}
 	_, guest, err := p.newRegion(ctx, l, e, flags|protocol.Control)
 	return guest, err

@@ -40,7 +40,7 @@ func (p *Plane) StackModules(ctx context.Context) ([]api.StackModule, error) {
 		}
 		return []api.StackModule{report}, nil
 	}
-	report.PID = l.pid
+	report.PID = l.PID
 	whole, err := l.useOf(ctx, 0)
 	if err != nil {
 		return nil, fmt.Errorf("ask the service of queues for what it uses: %w", err)

@@ -47,7 +47,7 @@ func (p *Plane) Run(ctx context.Context) error {
 
 // serve greets the service and hears it until it ends.
 func (p *Plane) serve(ctx context.Context, l *link) error {
-	stop := context.AfterFunc(ctx, l.close)
+	stop := context.AfterFunc(ctx, l.Close)
 	defer stop()
 	heard := make(chan error, 1)
 	go func() { heard <- p.hear(l) }()
@@ -61,7 +61,7 @@ func (p *Plane) serve(ctx context.Context, l *link) error {
 		p.mu.Unlock()
 		err = p.watch(ctx, l, heard)
 	}
-	l.close()
+	l.Close()
 	p.mu.Lock()
 	p.link = nil
 	p.ended++
@@ -69,7 +69,7 @@ func (p *Plane) serve(ctx context.Context, l *link) error {
 	if ctx.Err() == nil {
 		p.lose()
 	}
-	return fmt.Errorf("service of queues, process %d: %w", l.pid, err)
+	return fmt.Errorf("service of queues, process %d: %w", l.PID, err)
 }
 
 // watch waits until the service has ended, and gives why. One that hangs is ended: what programs
@@ -88,7 +88,7 @@ func (p *Plane) watch(ctx context.Context, l *link, heard <-chan error) error {
 		cancel()
 		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
 			p.why.hangs.Add()
-			_ = unix.Kill(l.pid, unix.SIGKILL) // it may have ended just now
+			_ = unix.Kill(l.PID, unix.SIGKILL) // it may have ended just now
 			<-heard                            // until then it could be reached once more
 			return fmt.Errorf("does not answer within %s and was killed", serviceAnswers)
 		}
@@ -100,7 +100,7 @@ func (p *Plane) hear(l *link) error {
 	for {
 		head, message, err := l.receive()
 		if err != nil {
-			l.close()
+			l.Close()
 			return err
 		}
 		switch head.Type {
@@ -109,12 +109,12 @@ func (p *Plane) hear(l *link) error {
 		case protocol.TypeMake:
 			m, err := protocol.Parse[protocol.Make](message)
 			if err != nil {
-				l.close()
+				l.Close()
 				return err
 			}
 			go p.makeSocket(l, m)
 		default:
-			l.close()
+			l.Close()
 			return fmt.Errorf("%w: type %d", protocol.ErrMalformed, head.Type)
 		}
 	}
@@ -152,7 +152,7 @@ func (p *Plane) makeSocket(l *link, m protocol.Make) {
 		defer file.Close()
 		fd = int(file.Fd())
 	}
-	_ = send(l, &answer, fd) // who receives learns that the service has ended
+	_ = l.Write(protocol.Append(nil, &answer), fd) // who receives learns that the service has ended
 }
 
 // lose ends what a service had that has ended: connections whose rings had bytes are over, and

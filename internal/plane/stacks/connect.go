@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"heddle.dev/heddle/internal/plane/process"
 	"heddle.dev/heddle/internal/plane/stacks/protocol"
 )
 
@@ -248,7 +249,7 @@ func (c *call) establish(b begun) {
 	case err == nil:
 	case errors.As(err, &errno):
 		b.errno = errno
-	case errors.Is(err, errModuleEnded):
+	case errors.Is(err, process.ErrGone):
 		b.errno = unix.ECONNRESET
 	default:
 		b.errno = unix.ENETDOWN

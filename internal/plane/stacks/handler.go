@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/plane/process"
 	"heddle.dev/heddle/internal/trap"
 )
 
@@ -295,7 +296,7 @@ func (c *call) end(value int, err error) {
 		c.Fail(c.p.why.queue.Because(err))
 	case errors.Is(err, errNoModule):
 		c.Fail(c.p.why.refused.Because(err))
-	case errors.Is(err, errModuleEnded):
+	case errors.Is(err, process.ErrGone):
 		c.Fail(c.p.why.ended.Because(err))
 	case errors.As(err, &errno):
 		_ = c.Refuse(errno)

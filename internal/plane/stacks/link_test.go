@@ -26,7 +26,7 @@ func linked(t *testing.T) (*link, *net.UnixConn) {
 	defer listener.Close()
 	l, err := dial(path)
 	testutil.NoError(t, err)
-	t.Cleanup(l.close)
+	t.Cleanup(l.Close)
 	module, err := listener.Accept()
 	testutil.NoError(t, err)
 	t.Cleanup(func() { _ = module.Close() })
@@ -46,18 +46,25 @@ func TestAnswersWhileNothingIsRead(t *testing.T) {
 	l, module := linked(t)
 	go func() { _, _, _, _ = l.receive() }() // until the end
 	first := protocol.Head{Type: protocol.TypeTaken, Tenant: 1, ID: 1}
-	bytes := func() []byte { return protocol.Append(nil, &protocol.Plain{Head: first}) }
-	got, err := l.ask(&first, bytes, -1)
+	got := make(chan error, 1)
+	go func() {
+		m := protocol.Plain{Head: first}
+		_, _, err := request[protocol.Plain, protocol.Plain](t.Context(), l, &m, &m.Head, -1)
+		got <- err
+	}()
+	b := make([]byte, protocol.MessageMax)
+	n, err := module.Read(b)
+	testutil.NoError(t, err)
+	asked, err := protocol.ParseHead(b[:min(n, 32)])
 	testutil.NoError(t, err)
 	for range 4 {
 		go func() {
 			for err := error(nil); err == nil; {
-				h := protocol.Head{Type: protocol.TypeTaken, Tenant: 1, ID: 2}
-				_, err = l.ask(&h, bytes, -1)
+				err = l.Write(b[:n], -1)
 			}
 		}()
 	}
-	raw, err := l.conn.SyscallConn()
+	raw, err := l.SyscallConn()
 	testutil.NoError(t, err)
 	testutil.EventuallyTrue(t, "the module's queue is full", func() bool {
 		full := false
@@ -68,10 +75,10 @@ func TestAnswersWhileNothingIsRead(t *testing.T) {
 		})
 		return err == nil && full
 	})
-	reply(t, module, first)
-	a := <-got
-	if err := raw.Control(func(uintptr) {}); a.message == nil || err != nil {
-		t.Errorf("the connection has ended before the answer was read: %v", err)
+	reply(t, module, asked)
+	answered := <-got
+	if err := raw.Control(func(uintptr) {}); answered != nil || err != nil {
+		t.Errorf("the connection has ended before the answer was read: %v, %v", answered, err)
 	}
 }
 

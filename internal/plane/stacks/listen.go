@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"heddle.dev/heddle/internal/plane/process"
 	"heddle.dev/heddle/internal/plane/stacks/protocol"
 )
 
@@ -100,16 +101,16 @@ func (c *call) ask(f func(context.Context, *link) error) error {
 			case <-time.After(pollOutcome):
 				continue
 			case <-ctx.Done():
-				return errModuleEnded
+				return process.ErrGone
 			}
 		}
 		if err == nil {
 			err = f(ctx, l)
 		}
 		if errors.Is(err, context.DeadlineExceeded) {
-			return errModuleEnded
+			return process.ErrGone
 		}
-		if ended != nil || !errors.Is(err, errModuleEnded) {
+		if ended != nil || !errors.Is(err, process.ErrGone) {
 			return err
 		}
 		ended = l

@@ -253,16 +253,16 @@ func (p *Plane) awaitTenant(ctx context.Context, m *module) bool {
 func (p *Plane) serve(ctx context.Context, m *module, l *link) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer context.AfterFunc(ctx, l.close)()
-	defer l.close()
+	defer context.AfterFunc(ctx, l.Close)()
+	defer l.Close()
 	var heard error
 	ended := make(chan struct{}) // closed once heard is why nothing more is
 	go func() {
 		heard = p.hear(l)
 		close(ended)
-		l.close() // nobody waits for an answer any more
+		l.Close() // nobody waits for an answer any more
 	}()
-	defer func() { l.close(); <-ended }()
+	defer func() { l.Close(); <-ended }()
 	err := p.meet(ctx, m, l)
 	if err == nil {
 		// What was forbidden while no agent ran.
@@ -275,8 +275,8 @@ func (p *Plane) serve(ctx context.Context, m *module, l *link) error {
 	if err == nil {
 		err = heard
 	}
-	if errors.Is(err, io.EOF) || errors.Is(err, errModuleEnded) {
-		err = fmt.Errorf("%s, process %d, has ended, or lost a tenant; it is reached or started again", m.name, l.pid)
+	if errors.Is(err, io.EOF) || errors.Is(err, process.ErrGone) {
+		err = fmt.Errorf("%s, process %d, has ended, or lost a tenant; it is reached or started again", m.name, l.PID)
 	}
 	return err
 }
@@ -296,7 +296,7 @@ func (p *Plane) setLink(m *module, l *link) {
 	}
 	close(m.there)
 	if p.cfg.Faults.Clear(FaultModule, m.name) {
-		p.cfg.Log.Info("stack module is there again", "module", m.name, "pid", l.pid)
+		p.cfg.Log.Info("stack module is there again", "module", m.name, "pid", l.PID)
 	}
 }
 
@@ -321,7 +321,7 @@ func (p *Plane) probe(ctx context.Context, m *module, l *link, ended <-chan stru
 		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
 			p.why.hangs.Add()
 			p.kill(m, l)
-			return fmt.Errorf("%s, process %d, does not answer within %s and was killed", m.name, l.pid, moduleAnswers)
+			return fmt.Errorf("%s, process %d, does not answer within %s and was killed", m.name, l.PID, moduleAnswers)
 		}
 		p.retireIdle(ctx, m, l)
 		p.tellAgain(m, l)
@@ -341,9 +341,9 @@ func (p *Plane) meet(ctx context.Context, m *module, l *link) error {
 	hello := protocol.Hello{Head: protocol.Head{Type: protocol.TypeHello}, Version: protocol.Version}
 	its, _, err := request[protocol.Hello, protocol.Hello](limit, l, &hello, &hello.Head, -1)
 	if err != nil {
-		return fmt.Errorf("meet %s, process %d: %w", m.name, l.pid, err)
+		return fmt.Errorf("meet %s, process %d: %w", m.name, l.PID, err)
 	}
-	p.cfg.Log.Info("stack module is there", "name", strings.TrimRight(string(its.Name[:]), "\x00"), "pid", l.pid)
+	p.cfg.Log.Info("stack module is there", "name", strings.TrimRight(string(its.Name[:]), "\x00"), "pid", l.PID)
 	p.announce.Lock()
 	defer p.announce.Unlock()
 	if its.Features&protocol.CanTellSent != 0 {
@@ -354,7 +354,7 @@ func (p *Plane) meet(ctx context.Context, m *module, l *link) error {
 	for _, t := range p.tenantsOf(m) {
 		p.tell(l, t)
 		if err := p.closeStrays(limit, l, t); err != nil {
-			return fmt.Errorf("sockets of %s, process %d: %w", m.name, l.pid, err)
+			return fmt.Errorf("sockets of %s, process %d: %w", m.name, l.PID, err)
 		}
 	}
 	send(l, &protocol.Plain{Head: protocol.Head{Type: protocol.TypeEnd}})

@@ -29,7 +29,7 @@ func (p *Plane) StackModules(ctx context.Context) (out []api.StackModule, err er
 		l, report := m.link, api.StackModule{Stack: m.kind, Ended: m.ended, Drain: m.drains}
 		p.mu.Unlock()
 		if l != nil {
-			report.PID = l.pid
+			report.PID = l.PID
 			err := p.report(ctx, l, tenants, &report)
 			errs = append(errs, err)
 		}

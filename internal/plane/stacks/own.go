@@ -96,9 +96,9 @@ func TryOwn(path, by string) error {
 	if err != nil {
 		return err
 	}
-	defer l.close()
-	if p.Confined.IsProcess(l.pid) {
-		_ = unix.Kill(l.pid, unix.SIGKILL) // or it has ended
+	defer l.Close()
+	if p.Confined.IsProcess(l.PID) {
+		_ = unix.Kill(l.PID, unix.SIGKILL) // or it has ended
 	}
 	return nil
 }
@@ -170,8 +170,8 @@ func dialConfined(confined *process.Confined) func(string) (*link, error) {
 	return func(path string) (*link, error) {
 		l, err := dial(path)
 		if err == nil {
-			if err = confined.IsPeer(l.conn); err != nil {
-				l.close()
+			if err = confined.IsPeer(l.UnixConn); err != nil {
+				l.Close()
 				return nil, err
 			}
 		}
@@ -181,8 +181,8 @@ func dialConfined(confined *process.Confined) func(string) (*link, error) {
 
 // kill ends the module's process, unless it has just ended.
 func (p *Plane) kill(m *module, l *link) {
-	if confined := p.program(m.kind).Confined; confined == nil || confined.IsProcess(l.pid) {
-		_ = unix.Kill(l.pid, unix.SIGKILL)
+	if confined := p.program(m.kind).Confined; confined == nil || confined.IsProcess(l.PID) {
+		_ = unix.Kill(l.PID, unix.SIGKILL)
 	}
 }
 

@@ -352,7 +352,7 @@ func (p *Plane) Close() error {
 	p.mu.Lock()
 	for _, m := range p.modules {
 		if m.link != nil {
-			m.link.close()
+			m.link.Close()
 		}
 	}
 	all := make([]*tenant, 0, len(p.tenants))

@@ -11,6 +11,7 @@ import (
 
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/plane/process"
 	"heddle.dev/heddle/internal/plane/stacks/protocol"
 )
 
@@ -49,7 +50,7 @@ func (p *Plane) CutForbidden() (cut int, err error) {
 			n, failed := p.cutForbiddenOf(ctx, l, t)
 			mu.Lock()
 			defer mu.Unlock()
-			if cut += n; failed != nil && !errors.Is(failed, unix.ENODEV) && !errors.Is(failed, errModuleEnded) {
+			if cut += n; failed != nil && !errors.Is(failed, unix.ENODEV) && !errors.Is(failed, process.ErrGone) {
 				err = errors.Join(err, fmt.Errorf("end connections of %s that are forbidden: %w", t.Name, failed))
 			}
 		})

@@ -29,7 +29,7 @@ func (p *Plane) renew(m *module, l *link, b *build, s *protocol.Stats) error {
 		return nil
 	}
 	if b.installed == nil || !os.SameFile(at, b.installed) || !at.ModTime().Equal(b.installed.ModTime()) {
-		same, err := process.Runs(l.pid, path)
+		same, err := process.Runs(l.PID, path)
 		if err != nil {
 			return nil // it has ended, or the file is just being replaced
 		}
@@ -42,9 +42,9 @@ func (p *Plane) renew(m *module, l *link, b *build, s *protocol.Stats) error {
 	}
 	p.kill(m, l)
 	if idle {
-		return fmt.Errorf("%s, process %d, ran another build than the one installed, and nothing was connected by it: it is started anew", m.name, l.pid)
+		return fmt.Errorf("%s, process %d, ran another build than the one installed, and nothing was connected by it: it is started anew", m.name, l.PID)
 	}
-	return fmt.Errorf("%s, process %d, ran another build than the one installed for %s (--stack-drain), and was ended with %d connections: it is started anew", m.name, l.pid, p.cfg.Drain, s.Connections-s.TimeWait)
+	return fmt.Errorf("%s, process %d, ran another build than the one installed for %s (--stack-drain), and was ended with %d connections: it is started anew", m.name, l.PID, p.cfg.Drain, s.Connections-s.TimeWait)
 }
 
 // drain notes that a module is to be replaced, or is not; until is when it is ended in any case,
@@ -63,7 +63,7 @@ func (p *Plane) drain(m *module, l *link, same bool) (until time.Time, drains bo
 			end := time.Now().Add(p.cfg.Drain)
 			m.drains.Until, latest = &end, end.Format(time.RFC3339)
 		}
-		p.cfg.Log.Info("another build of the stack module is installed: it takes over when no connection lives", "module", m.name, "pid", l.pid, "ends connections", latest)
+		p.cfg.Log.Info("another build of the stack module is installed: it takes over when no connection lives", "module", m.name, "pid", l.PID, "ends connections", latest)
 	}
 	if m.drains.Until != nil {
 		until = *m.drains.Until

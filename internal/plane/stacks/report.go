@@ -48,7 +48,7 @@ func (p *Plane) Traffic(endpoints []model.Endpoint) ([]model.Traffic, error) {
 		case err != nil:
 			return out, fmt.Errorf("ask for the traffic of %s: %w", t.Name, err)
 		default:
-			out[i] = t.count(l.pid, &s)
+			out[i] = t.count(l.PID, &s)
 		}
 	}
 	return out, nil

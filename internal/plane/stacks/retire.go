@@ -107,7 +107,7 @@ func (p *Plane) retire(l *link, t *tenant, s *protocol.Stats) {
 	if !unused || p.tenantOf(t.ID) != t {
 		return
 	}
-	t.count(l.pid, s)
+	t.count(l.PID, s)
 	p.mu.Lock()
 	delete(p.tenants, t.ID)
 	p.retired[t.ID] = t.countedBefore()

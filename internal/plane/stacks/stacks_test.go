@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -251,7 +252,7 @@ func TestModuleIsToldAgain(t *testing.T) {
 	if l := p.current(p.modules[stack.Smoltcp]); l == nil {
 		t.Fatal("no module")
 	} else {
-		l.close()
+		l.Close()
 	}
 	next.hear(protocol.TypeHello)
 	next.hear(protocol.TypeBegin)
@@ -333,14 +334,14 @@ func TestAskedAgain(t *testing.T) {
 	p, m := &Plane{cfg: Config{Faults: &faults{}}}, newModules()[stack.Smoltcp]
 	p.ctx, p.stop = context.WithCancel(t.Context())
 	defer p.stop()
-	first, second := &link{closed: true}, &link{}
+	first, second := &link{}, &link{}
 	p.setLink(m, first)
 	var asked []*link
 	err := (&call{p: p, t: &tenant{module: m}}).ask(func(_ context.Context, l *link) error {
 		asked = append(asked, l)
 		if l == first {
 			time.AfterFunc(2*pollOutcome, func() { p.setLink(m, nil); p.setLink(m, second) })
-			return errModuleEnded
+			return process.ErrGone
 		}
 		return nil
 	})
@@ -371,7 +372,9 @@ func TestRetired(t *testing.T) {
 	}
 	p.ctx, p.stop = context.WithCancel(t.Context())
 	defer p.stop()
-	p.retire(&link{closed: true}, tn, &protocol.Stats{Accepted: 3, Connections: 1, TimeWait: 1, BytesSent: 5})
+	ended := &link{Requests: process.Requests{Conn: process.Conn{UnixConn: new(net.UnixConn)}}}
+	ended.Close()
+	p.retire(ended, tn, &protocol.Stats{Accepted: 3, Connections: 1, TimeWait: 1, BytesSent: 5})
 	if p.tenantOf(7) != nil {
 		t.Error("it is a tenant still")
 	}
@@ -441,7 +444,7 @@ func TestRenewed(t *testing.T) {
 	bytes, err := os.ReadFile(cmd.Path)
 	testutil.NoError(t, err)
 	p, m, b := &Plane{cfg: Config{Self: filepath.Join(dir, "heddled"), Drain: time.Hour, Log: slog.New(slog.DiscardHandler)}}, newModules()[stack.Smoltcp], build{}
-	l := &link{pid: cmd.Process.Pid}
+	l := &link{Requests: process.Requests{Conn: process.Conn{PID: cmd.Process.Pid}}}
 	testutil.NoError(t, os.WriteFile(installed, bytes, 0o755))
 	testutil.NoError(t, p.renew(m, l, &b, &protocol.Stats{}))
 	testutil.NoError(t, os.Remove(installed))
@@ -464,7 +467,7 @@ func TestRenewed(t *testing.T) {
 		t.Error("it has not ended")
 	}
 	// A module that has drained for as long as it may ends with its connections, but for 0.
-	gone, busy := &link{pid: 1 << 30}, &protocol.Stats{Connections: 2, TimeWait: 1}
+	gone, busy := &link{Requests: process.Requests{Conn: process.Conn{PID: 1 << 30}}}, &protocol.Stats{Connections: 2, TimeWait: 1}
 	past := time.Now()
 	m.drains = &api.StackDrain{Until: &past}
 	if err := p.renew(m, gone, &b, busy); err == nil || !strings.Contains(err.Error(), "ended with 1 connections") {

@@ -3,12 +3,7 @@ package verbs
 import (
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"os"
-	"time"
-
-	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/plane/process"
 )
@@ -18,9 +13,8 @@ const routerAnswers = process.Answers
 
 // link is a connection to the router. One goroutine at a time sends, and one receives.
 type link struct {
-	conn   *net.UnixConn
+	process.Conn
 	socket string // where it listens
-	pid    int    // its process
 	// foreign says that it speaks another version: nothing is said to it.
 	foreign bool
 	// buf is the receiver's. What parse gives of it holds until the next receive.
@@ -30,74 +24,39 @@ type link struct {
 	done    chan struct{}
 }
 
-// Process implements process.Link.
-func (l *link) Process() int { return l.pid }
-
 // dial connects to the router that listens at path.
 func dial(path string) (*link, error) {
-	conn, err := net.DialTimeout("unixpacket", path, routerAnswers)
+	conn, err := process.Connect(path)
 	if err != nil {
 		return nil, err
 	}
-	l := &link{conn: conn.(*net.UnixConn), socket: path, answers: make(chan heard, 1), done: make(chan struct{})}
-	l.pid, err = process.Peer(l.conn)
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("look who listens at %s: %w", path, err), conn.Close())
-	}
-	return l, nil
+	return &link{Conn: conn, socket: path, answers: make(chan heard, 1), done: make(chan struct{})}, nil
 }
 
-// send sends a message, with a descriptor unless file is nil. A router that does not read is as
-// good as none.
+// send sends a message, with a descriptor unless file is nil.
 func (l *link) send(message []byte, file *os.File) error {
-	var rights []byte
+	fd := -1
 	if file != nil {
-		rights = unix.UnixRights(int(file.Fd()))
+		fd = int(file.Fd())
 	}
-	if err := l.conn.SetWriteDeadline(time.Now().Add(routerAnswers)); err != nil {
-		return err
-	}
-	_, _, err := l.conn.WriteMsgUnix(message, rights, nil)
-	return err
+	return l.Send(message, fd)
 }
 
 // receive waits for a message. The error is io.EOF when the router has ended, or has another agent.
 func (l *link) receive() (heard, error) {
-	buf, rights := l.buf[:], make([]byte, unix.CmsgSpace(4))
-	n, control, _, _, err := l.conn.ReadMsgUnix(buf, rights)
+	n, fd, err := l.Receive(l.buf[:])
 	if err != nil {
 		return heard{}, err
 	}
-	if n == 0 {
-		return heard{}, io.EOF
+	m, err := parse(l.buf[:n])
+	if fd >= 0 {
+		m.file = os.NewFile(uintptr(fd), "given back")
 	}
-	file, err := descriptor(rights[:control])
-	if err != nil {
-		return heard{}, err
+	if (err != nil || m.kind != typeReleased) && m.file != nil {
+		return heard{}, errors.Join(fmt.Errorf("%w: a descriptor with type %d", errMalformed, m.kind), err, m.file.Close())
 	}
-	m, err := parse(buf[:n])
-	if (err != nil || m.kind != typeReleased) && file != nil {
-		return heard{}, errors.Join(fmt.Errorf("%w: a descriptor with type %d", errMalformed, m.kind), err, file.Close())
-	}
-	m.file = file
 	return m, err
 }
 
-// descriptor gives the one that came with a message; nil: there was none.
-func descriptor(control []byte) (*os.File, error) {
-	if len(control) == 0 {
-		return nil, nil
-	}
-	messages, err := unix.ParseSocketControlMessage(control)
-	if err != nil {
-		return nil, err
-	}
-	fds, err := unix.ParseUnixRights(&messages[0])
-	if err != nil || len(fds) == 0 {
-		return nil, err
-	}
-	return os.NewFile(uintptr(fds[0]), "given back"), nil // the room is for one
-}
-
 // close may be called by any goroutine: who receives then gets an error.
-func (l *link) close() { _ = l.conn.Close() }
+func (l *link) close() { _ = l.Close() }

@@ -24,7 +24,7 @@ func (p *Plane) inherit(ctx context.Context, old *sync.WaitGroup) (*link, error)
 	if err == nil && p.isOther(l) {
 		if err := p.putAside(l); err != nil {
 			// It stays what it is: without its socket nobody could find it any more.
-			p.cfg.Log.Error("router of another build stays in use", "pid", l.pid, "err", err)
+			p.cfg.Log.Error("router of another build stays in use", "pid", l.PID, "err", err)
 			return l, nil
 		}
 		l, err = nil, nil
@@ -48,9 +48,9 @@ func (p *Plane) isOther(l *link) bool {
 	if err != nil {
 		return false // nothing could take its place
 	}
-	same, err := process.Runs(l.pid, installed)
+	same, err := process.Runs(l.PID, installed)
 	if err != nil {
-		p.cfg.Log.Warn("build of the router that runs not known: it stays", "pid", l.pid, "err", err)
+		p.cfg.Log.Warn("build of the router that runs not known: it stays", "pid", l.PID, "err", err)
 	}
 	return err == nil && !same
 }
@@ -62,12 +62,12 @@ func (p *Plane) putAside(l *link) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
-	return os.Rename(l.socket, filepath.Join(dir, fmt.Sprintf("%d.sock", l.pid)))
+	return os.Rename(l.socket, filepath.Join(dir, fmt.Sprintf("%d.sock", l.PID)))
 }
 
 // drain has an old router give back what no program has a device of, and hears what it keeps.
 func (p *Plane) drain(l *link) error {
-	if err := l.conn.SetReadDeadline(time.Now().Add(routerAnswers)); err != nil {
+	if err := l.SetReadDeadline(time.Now().Add(routerAnswers)); err != nil {
 		return err
 	}
 	m, err := l.receive()
@@ -78,12 +78,12 @@ func (p *Plane) drain(l *link) error {
 		return fmt.Errorf("%w: type %d", errMalformed, m.kind)
 	case m.number != protocolVersion:
 		err := fmt.Errorf("%s, process %d, speaks version %d, and this agent %d: what it serves goes on without new pairs; end it (kill %d), and its programs open the device again",
-			Program, l.pid, m.number, protocolVersion, l.pid)
+			Program, l.PID, m.number, protocolVersion, l.PID)
 		if p.cfg.Faults.Set(FaultOldRouter, "", err) {
 			p.cfg.Log.Error("router of another version", "reason", FaultOldRouter, "err", err)
 		}
 		l.foreign = true
-		return l.conn.SetReadDeadline(time.Time{})
+		return l.SetReadDeadline(time.Time{})
 	}
 	p.mu.Lock()
 	p.old = append(p.old, l)
@@ -105,7 +105,7 @@ func (p *Plane) drain(l *link) error {
 		}
 		switch m.kind {
 		case typeDrain:
-			return l.conn.SetReadDeadline(time.Time{})
+			return l.SetReadDeadline(time.Time{})
 		case typeRefused, typeReleased:
 			p.released(l, m)
 		case typeStatistics:
@@ -148,11 +148,11 @@ func (p *Plane) serveOld(ctx context.Context, l *link, err error) {
 	kept := p.kept(l)
 	p.lost(l)
 	if kept == 0 {
-		p.cfg.Log.Info("router of an earlier build has ended", "pid", l.pid)
+		p.cfg.Log.Info("router of an earlier build has ended", "pid", l.PID)
 		return
 	}
 	p.ended++
-	p.cfg.Log.Error("router of an earlier build has ended before its programs", "pid", l.pid, "endpoints", kept, "err", err)
+	p.cfg.Log.Error("router of an earlier build has ended before its programs", "pid", l.PID, "endpoints", kept, "err", err)
 	for _, ep := range p.endpoints {
 		if ep.router == nil {
 			p.tellIfThere(ep)
@@ -163,7 +163,7 @@ func (p *Plane) serveOld(ctx context.Context, l *link, err error) {
 // letEnd has an old router end that has nothing left to serve. The caller holds mu.
 func (p *Plane) letEnd(l *link) {
 	if slices.Contains(p.old, l) && p.kept(l) == 0 {
-		_ = l.conn.CloseWrite() // or it has ended
+		_ = l.CloseWrite() // or it has ended
 	}
 }
 

@@ -323,15 +323,15 @@ func (p *Plane) serve(ctx context.Context, l *link) error {
 		m, err := l.receive()
 		switch {
 		case errors.Is(err, io.EOF):
-			return fmt.Errorf("%s, process %d, has ended; it is started again", Program, l.pid)
+			return fmt.Errorf("%s, process %d, has ended; it is started again", Program, l.PID)
 		case err != nil:
-			return fmt.Errorf("hear %s, process %d: %w", Program, l.pid, err)
+			return fmt.Errorf("hear %s, process %d: %w", Program, l.PID, err)
 		case m.kind == typeHello && m.number != protocolVersion:
 			return fmt.Errorf("%s, process %d, speaks version %d, and this agent %d: end it, and its programs open the device again",
-				Program, l.pid, m.number, protocolVersion)
+				Program, l.PID, m.number, protocolVersion)
 		case m.kind == typeHello:
 			if p.cfg.Faults.Clear(FaultRouter, "") {
-				p.cfg.Log.Info("router of the verbs plane is there again", "pid", l.pid)
+				p.cfg.Log.Info("router of the verbs plane is there again", "pid", l.PID)
 			}
 		case m.kind == typeRefused:
 			p.refused(m)
@@ -480,12 +480,12 @@ func (p *Plane) Router() api.Router {
 	r := api.Router{Endpoints: len(p.endpoints), Ended: p.ended, State: api.RouterNone}
 	switch {
 	case p.router != nil:
-		r.State, r.PID = api.RouterRuns, p.router.pid
+		r.State, r.PID = api.RouterRuns, p.router.PID
 	case len(p.endpoints) > 0:
 		r.State = api.RouterDown
 	}
 	for _, l := range p.old {
-		r.Old = append(r.Old, api.OldRouter{PID: l.pid, Endpoints: p.kept(l)})
+		r.Old = append(r.Old, api.OldRouter{PID: l.PID, Endpoints: p.kept(l)})
 	}
 	return r
 }

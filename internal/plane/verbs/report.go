@@ -95,7 +95,7 @@ func (l *link) answer(ctx context.Context, tag uint32) (statistics, error) {
 		case <-l.done:
 			return statistics{}, errNoRouter
 		case <-ctx.Done():
-			return statistics{}, fmt.Errorf("%s, process %d, says nothing of what it did: %w", Program, l.pid, ctx.Err())
+			return statistics{}, fmt.Errorf("%s, process %d, says nothing of what it did: %w", Program, l.PID, ctx.Err())
 		}
 	}
 }

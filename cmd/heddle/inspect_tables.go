@@ -404,6 +404,8 @@ func stackText(s *api.EndpointStack) string {
 		return ""
 	case s.Stack == "":
 		return "refused (" + s.Profile + ")"
+	case !s.Intercepted && s.Own != nil && len(s.Own.Lacks) > 0:
+		return string(s.Stack) + " (" + s.Profile + ", in part)"
 	}
 	return string(s.Stack) + " (" + s.Profile + ")"
 }

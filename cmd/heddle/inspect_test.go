@@ -408,6 +408,9 @@ func inspectStacks() []nodeStacks {
 	use := api.StackUse{Processor: 1500 * time.Millisecond, Memory: 4096, Sockets: 1, Connections: 2, BytesSent: 1000, BytesReceived: 10, Retransmits: 3, SendQueue: 6, ReceiveQueue: 7, Dropped: 4, Refused: 5}
 	tenant := api.StackTenant{Endpoint: "n1/c2", Profile: "far", StackUse: use}
 	tenant.RTT = 1234567
+	first.Endpoints[0].Intercepted = true
+	first.Endpoints = append(first.Endpoints, api.EndpointStack{Endpoint: "n1/c3", Profile: "wan", Stack: stack.Kernel, Settings: wan.Settings.String(),
+		Own: &api.OwnStack{Settings: "congestion=westwood,keepalive=1m0s/10s/5", Lacks: map[stack.Setting]string{stack.PacingRate: "only sockets of intercepted programs have it"}}})
 	first.Modules = []api.StackModule{{Stack: stack.Smoltcp, PID: 77, Ended: 1, StackUse: use, Tenants: []api.StackTenant{tenant}}}
 	return []nodeStacks{
 		first,

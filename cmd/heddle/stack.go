@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -92,7 +93,8 @@ func printStacks(out io.Writer, list []nodeStacks) error {
 			}
 		}
 		for _, e := range n.Endpoints {
-			endpoints.row(e.Endpoint, n.Node, e.Profile, cmp.Or(string(e.Stack), "refused"), e.Settings, e.Fault)
+			endpoints.row(e.Endpoint, n.Node, e.Profile, cmp.Or(string(e.Stack), "refused"), settingsText(&e), e.Fault)
+			notes = append(notes, lackNotes(n.Node, e)...)
 		}
 		for _, m := range n.Modules {
 			modules.row(append([]string{string(m.Stack), n.Node, cmp.Or(zeroless(m.PID), "-"), fmt.Sprint(m.Ended)}, useOf(m.StackUse)...)...)
@@ -135,6 +137,25 @@ func printStacks(out io.Writer, list []nodeStacks) error {
 		}
 	}
 	return nil
+}
+
+// settingsText gives what is in force of a profile for an endpoint.
+func settingsText(e *api.EndpointStack) string {
+	if e.Own != nil && !e.Intercepted {
+		return e.Own.Settings
+	}
+	return e.Settings
+}
+
+// lackNotes says what of its profile a container that is not intercepted has not.
+func lackNotes(node string, e api.EndpointStack) (notes []string) {
+	if e.Own == nil || e.Intercepted {
+		return nil
+	}
+	for _, name := range slices.Sorted(maps.Keys(e.Own.Lacks)) {
+		notes = append(notes, fmt.Sprintf("%s: %s is not intercepted, and has not %s: %s", node, e.Endpoint, name, e.Own.Lacks[name]))
+	}
+	return notes
 }
 
 // useColumns are what is shown of what a module uses, useOf their values.

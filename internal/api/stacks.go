@@ -64,6 +64,19 @@ type EndpointStack struct {
 	Settings string `json:"settings,omitempty"`
 	// Fault is why the node cannot serve the profile as it stands.
 	Fault string `json:"fault,omitempty"`
+	// Intercepted: the settings are those of the container's sockets. Otherwise it has Own alone.
+	Intercepted bool `json:"intercepted"`
+	// Own is what the container's own stack has of the settings, which runs the TCP of programs
+	// that are not intercepted; nil: the kernel does not run the endpoint's TCP.
+	Own *OwnStack `json:"own,omitempty"`
+}
+
+// OwnStack is what a container's own stack has of a profile.
+type OwnStack struct {
+	// Settings are those that it has, as text.
+	Settings string `json:"settings,omitempty"`
+	// Lacks says of the others why not.
+	Lacks map[stack.Setting]string `json:"lacks,omitempty"`
 }
 
 // StackModule is a process that runs the TCP of endpoints, and what it uses.

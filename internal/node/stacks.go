@@ -32,6 +32,9 @@ type kernelTCP interface {
 	PlainSockets(model.Endpoint) bool
 	// FollowStacks brings live connections to what SetStack said last.
 	FollowStacks() error
+	// OwnStack says which settings of a profile a container's own stack has, and why not the
+	// others.
+	OwnStack(model.EndpointID, stack.Settings) *api.OwnStack
 }
 
 // stacker gives each endpoint of this node the stack that the network's profiles say. Of endpoints
@@ -215,7 +218,11 @@ func (s *stacker) report() api.Stacks {
 		if c.Profile == nil {
 			continue
 		}
-		e := api.EndpointStack{Endpoint: s.own[id].Name, Profile: c.Profile.Name, Stack: c.Stack, Settings: c.Settings.String()}
+		e := api.EndpointStack{Endpoint: s.own[id].Name, Profile: c.Profile.Name, Stack: c.Stack, Settings: c.Settings.String(),
+			Intercepted: s.own[id].Planes.TCP.Intercepted}
+		if c.Stack.IsKernels() {
+			e.Own = s.kernel.OwnStack(id, c.Settings)
+		}
 		if c.Fault != nil {
 			e.Fault = c.Fault.Error()
 		}

@@ -47,6 +47,8 @@ func (c *countedTCP) CheckCongestion([]byte) (string, error) { return "", nil }
 
 func (c *countedTCP) FollowStacks() error { return nil }
 
+func (c *countedTCP) OwnStack(model.EndpointID, stack.Settings) *api.OwnStack { return nil }
+
 func (c *countedTCP) PlainSockets(e model.Endpoint) bool { return e.Adopted == nil }
 
 // TestStackerFollows: endpoints have what profiles say, and states that say nothing new of these

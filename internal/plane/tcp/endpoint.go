@@ -33,6 +33,11 @@ func (p *Plane) Await(e model.Endpoint, ifindex int) error {
 // Attach makes an endpoint known that has its device. It may be repeated.
 func (p *Plane) Attach(e model.Endpoint, dev netcfg.EndpointDevice) error {
 	p.firewall.attach(e)
+	s, err := p.datapath.Stack(e.ID)
+	if err != nil {
+		return err
+	}
+	p.own.again(e, s)
 	return p.joinOwnStack(e, dev)
 }
 

@@ -89,6 +89,7 @@ type Plane struct {
 	packets   packets
 	firewall  firewallWatch
 	stacks    *congestion.Registry
+	own       ownStacks
 	// changedStacks: live connections are not at what SetStack said yet.
 	changedStacks atomic.Bool
 	passes        chan struct{} // says that one has got stuck or come back

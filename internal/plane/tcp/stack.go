@@ -121,6 +121,12 @@ func (p *Plane) SetStack(e model.Endpoint, c stack.Choice) error {
 	case c.Profile != nil && c.Stack.IsKernels():
 		s = kernelStack(c)
 	}
+	// The container's own stack first: what it was given is known by what is in force.
+	was, err := p.datapath.Stack(e.ID)
+	if err != nil {
+		return err
+	}
+	p.own.follow(e, was, s)
 	changed, err := p.datapath.SetStack(e.ID, s)
 	if changed {
 		p.changedStacks.Store(true)

@@ -55,6 +55,29 @@ func (d *Datapath) SetStack(id model.EndpointID, s Stack) (changed bool, err err
 	return true, d.stacksInForce()
 }
 
+// Stack gives what SetStack said of an endpoint last, also by an earlier agent, without what
+// programs may change.
+func (d *Datapath) Stack(id model.EndpointID) (Stack, error) {
+	var v heddleStackSettings
+	if err := ignoreAbsent(d.objs.StackByEndpoint.Lookup(uint32(id), &v)); err != nil {
+		return Stack{}, fmt.Errorf("read stack of endpoint %d: %w", id, err)
+	}
+	has := func(bit heddleStackSetting) bool { return v.Set&uint32(bit) != 0 }
+	s := Stack{
+		Refused: has(heddleStackSettingSTACK_REFUSED), ECN: has(heddleStackSettingSTACK_ECN),
+		ReceiveBuffer: v.ReceiveBuffer, SendBuffer: v.SendBuffer, PacingRate: v.PacingRate, KeepaliveIdle: v.KeepaliveIdle,
+		KeepaliveInterval: v.KeepaliveInterval, KeepaliveCount: v.KeepaliveCount, UserTimeout: v.UserTimeout,
+		NotsentLowat: v.NotsentLowat, MSS: v.Mss, Window: v.Window, DelayedACK: v.DelayedAck,
+	}
+	for _, c := range v.Congestion {
+		if c == 0 {
+			break
+		}
+		s.Congestion += string(rune(c))
+	}
+	return s, nil
+}
+
 // FollowStacks brings the live sockets of all endpoints to what SetStack said last, in what the
 // kernel can change of them, and gives their number.
 func (d *Datapath) FollowStacks() (followed int, err error) {

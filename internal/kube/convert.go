@@ -11,7 +11,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"heddle.dev/heddle/internal/policy"
 	"heddle.dev/heddle/internal/policy/document"
@@ -36,12 +35,7 @@ func convert(np *networkingv1.NetworkPolicy) (p *policy.Policy, refused []string
 	if p, err := parse(n); err == nil {
 		return p, refused
 	}
-	if len(n.Spec.PolicyTypes) == 0 { // what it is by default, before rules are left out
-		n.Spec.PolicyTypes = []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}
-		if len(n.Spec.Egress) > 0 {
-			n.Spec.PolicyTypes = append(n.Spec.PolicyTypes, networkingv1.PolicyTypeEgress)
-		}
-	}
+	n.Spec.PolicyTypes = policyTypes(n) // what it is by default, before rules are left out
 	rules := n.Spec
 	n.Spec.Ingress, n.Spec.Egress = nil, nil
 	_, err := parse(n)
@@ -61,6 +55,27 @@ func convert(np *networkingv1.NetworkPolicy) (p *policy.Policy, refused []string
 		if p, err = parse(n); err != nil {
 			return nil, append(refused, reason(err))
 		}
+	}
+	return p, refused
+}
+
+// convertPart makes the policy of a part. What Heddle cannot honour of it is left out; nil if that
+// is all.
+func convertPart(np *networkingv1.NetworkPolicy) (p *policy.Policy, refused []string) {
+	n := &networkingv1.NetworkPolicy{
+		TypeMeta:   metav1.TypeMeta{APIVersion: networkingv1.SchemeGroupVersion.String(), Kind: "NetworkPolicy"},
+		ObjectMeta: metav1.ObjectMeta{Name: np.Name, Namespace: np.Namespace},
+		Spec:       *np.Spec.DeepCopy(),
+	}
+	rules := n.Spec
+	n.Spec.Ingress = nil
+	refused = keepRules(n, rules)
+	if len(n.Spec.Ingress) == 0 {
+		return nil, refused
+	}
+	p, err := parse(n)
+	if err != nil {
+		return nil, append(refused, reason(err)+": its named ports are left out")
 	}
 	return p, refused
 }
@@ -95,22 +110,18 @@ func keepRules(n *networkingv1.NetworkPolicy, rules networkingv1.NetworkPolicySp
 	return refused
 }
 
-// knownPorts takes named ports and SCTP out of a rule's ports. some: there is something left for
-// the rule to allow; a rule without ports would allow all.
+// knownPorts takes SCTP out of a rule's ports. some: there is something left for the rule to allow;
+// a rule without ports would allow all.
 func knownPorts(at string, ports *[]networkingv1.NetworkPolicyPort) (some bool, refused []string) {
 	if len(*ports) == 0 {
 		return true, nil
 	}
 	*ports = slices.DeleteFunc(slices.Clone(*ports), func(p networkingv1.NetworkPolicyPort) bool {
-		switch {
-		case p.Port != nil && p.Port.Type == intstr.String:
-			refused = append(refused, fmt.Sprintf("%s: port %q is left out: named ports are not supported: write the port's number", at, p.Port.StrVal))
-			return true
-		case p.Protocol != nil && *p.Protocol == corev1.ProtocolSCTP:
+		sctp := p.Protocol != nil && *p.Protocol == corev1.ProtocolSCTP
+		if sctp {
 			refused = append(refused, at+": SCTP is left out: it is not supported")
-			return true
 		}
-		return false
+		return sctp
 	})
 	return len(*ports) > 0, refused
 }
@@ -161,14 +172,25 @@ func reason(err error) string {
 
 // shortName gives a name that a policy can have together with its namespace: objects' names may be
 // longer.
-func shortName(namespace, name string) string {
-	if len(namespace)+1+len(name) <= policy.MaxName {
+func shortName(namespace, name string) string { return shorten(namespace, name, policy.MaxName) }
+
+func shorten(namespace, name string, most int) string {
+	if len(namespace)+1+len(name) <= most {
 		return name
 	}
 	sum := sha256.Sum256([]byte(name))
 	digest := "-" + hex.EncodeToString(sum[:8])
-	return name[:policy.MaxName-1-len(namespace)-len(digest)] + digest
+	return name[:most-1-len(namespace)-len(digest)] + digest
 }
+
+// partPrefix begins the names of the policies of a NetworkPolicy's parts, and of no other policy:
+// no object's name has two dots in a row.
+func partPrefix(namespace, name string) string {
+	return shorten(namespace, name, policy.MaxName-maxSuffix) + ".."
+}
+
+// maxSuffix is the length of "..tcp-", a port's name, "-" and a number.
+const maxSuffix = 6 + 15 + 1 + 5
 
 // policyName is the name of a NetworkPolicy's policy.
 func policyName(namespace, name string) string { return namespace + "/" + shortName(namespace, name) }

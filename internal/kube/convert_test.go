@@ -69,13 +69,13 @@ func TestConvertRefuses(t *testing.T) {
 		namespace, all bool   // the subject is the whole namespace; all rules are left out
 		named          []string
 	}{
-		{name: "named port beside a number", spec: `{"podSelector":{},"ingress":[{"ports":[{"port":"http"},{"port":80}]}]}`,
-			same: `{"podSelector":{},"ingress":[{"ports":[{"port":80}]}]}`, named: []string{"spec.ingress[0]", `"http"`, "named ports"}},
-		{name: "nothing but a named port: the rule must not become one for every port", spec: `{"podSelector":{},"ingress":[{"ports":[{"port":"http"}]},{"ports":[{"port":81}]}]}`,
-			same: `{"podSelector":{},"ingress":[{"ports":[{"port":81}]}]}`, named: []string{`"http"`}},
+		{name: "SCTP beside a number", spec: `{"podSelector":{},"ingress":[{"ports":[{"protocol":"SCTP","port":"http"},{"port":80}]}]}`,
+			same: `{"podSelector":{},"ingress":[{"ports":[{"port":80}]}]}`, named: []string{"spec.ingress[0]", "SCTP"}},
+		{name: "nothing but SCTP: the rule must not become one for every port", spec: `{"podSelector":{},"ingress":[{"ports":[{"protocol":"SCTP","port":1}]},{"ports":[{"port":81}]}]}`,
+			same: `{"podSelector":{},"ingress":[{"ports":[{"port":81}]}]}`, named: []string{"SCTP"}},
 		{name: "SCTP", spec: `{"podSelector":{},"policyTypes":["Egress"],"egress":[{"ports":[{"protocol":"SCTP","port":1}]}]}`,
 			same: `{"podSelector":{},"policyTypes":["Egress"]}`, named: []string{"spec.egress[0]", "SCTP"}},
-		{name: "egress rules speak of egress also when they are left out", spec: `{"podSelector":{},"egress":[{"ports":[{"port":"http"}]}]}`,
+		{name: "egress rules speak of egress also when they are left out", spec: `{"podSelector":{},"egress":[{"ports":[{"protocol":"SCTP"}]}]}`,
 			same: `{"podSelector":{},"policyTypes":["Ingress","Egress"]}`, named: []string{"spec.egress[0]"}},
 		{name: "a peer that is wrong takes its rule with it", spec: `{"podSelector":{},"ingress":[{"from":[{}]},{"from":[{"podSelector":{}}]}]}`,
 			same: `{"podSelector":{},"ingress":[{"from":[{"podSelector":{}}]}]}`, named: []string{"spec.ingress[0]", "left out"}},
@@ -137,12 +137,21 @@ func FuzzConvert(f *testing.F) {
 		}) {
 			return
 		}
-		p, _ := convert(np)
+		whole, parts, _ := byNumber(np, func(string, namedPort) []int32 { return []int32{80} })
+		p, _ := convert(whole)
 		if p == nil {
 			t.Fatalf("%s: no policy", spec)
 		}
 		if err := p.Validate(); err != nil {
 			t.Fatalf("%s: %v", spec, err)
+		}
+		for _, x := range parts {
+			if q, _ := convertPart(x.policy); q != nil && (q.Validate() != nil || q.Subject.Labels == nil || q.Egress != nil) {
+				t.Errorf("%s: its part %s is %s", spec, x.suffix, asJSON(q))
+			}
+		}
+		if len(names(np)) > 0 {
+			return
 		}
 		if p.RuleCount() > len(np.Spec.Ingress)+len(np.Spec.Egress)+2 {
 			t.Errorf("%s: more rules than it has", spec)

@@ -33,7 +33,10 @@ type objects struct {
 	told map[objectKey]string
 }
 
-type objectKey struct{ apiVersion, kind, namespace, name string }
+type objectKey struct {
+	apiVersion, kind, namespace, name string
+	part                              string // of what is told of by itself (see part); else empty
+}
 
 func newObjects(core rest.Interface, node string, m *metrics, log *slog.Logger) *objects {
 	return &objects{core: core, node: node, m: m, log: log, told: make(map[objectKey]string)}
@@ -58,13 +61,13 @@ func (o *objects) refuse(ctx context.Context, key objectKey, uid types.UID, reas
 	default:
 		o.told[key] = message
 	}
-	n := 0
+	refused := make(map[objectKey]bool)
 	for k := range o.told {
-		if k.kind == key.kind {
-			n++
+		if k.part = ""; k.kind == key.kind {
+			refused[k] = true
 		}
 	}
-	o.m.refused.WithLabelValues(key.kind).Set(float64(n))
+	o.m.refused.WithLabelValues(key.kind).Set(float64(len(refused)))
 	o.mu.Unlock()
 	if message == "" {
 		o.log.Info("object is honoured as a whole now", "kind", key.kind, "namespace", key.namespace, "name", key.name)

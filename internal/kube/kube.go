@@ -3,8 +3,8 @@
 // labels and policies. It changes nothing itself. If the API server is away, all stays as it said
 // last, and pods that it has not told of get no endpoint.
 //
-// Of each node: the labels of its pods, and, for its own use, the Services. Of one node at a time,
-// which holds a Lease: namespaces and NetworkPolicies, for they are the network's.
+// Of each node: the labels and named ports of its pods, and, for its own use, the Services. Of one
+// node at a time, which holds a Lease: namespaces and NetworkPolicies, for they are the network's.
 package kube
 
 import (

@@ -340,7 +340,7 @@ func TestAgentAway(t *testing.T) {
 func TestRefusedObjects(t *testing.T) {
 	s, a := newAPIServer(t), newAgent()
 	a.tooMuch, a.never = "shop/much", "shop/never"
-	s.put("networkpolicies", networkPolicy(t, "named", `{"podSelector":{},"ingress":[{"ports":[{"port":"http"}]}]}`))
+	s.put("networkpolicies", networkPolicy(t, "sctp", `{"podSelector":{},"ingress":[{"ports":[{"protocol":"SCTP","port":80}]}]}`))
 	s.put("networkpolicies", networkPolicy(t, "much", `{"podSelector":{"matchLabels":{"app":"db"}},"ingress":[{}],"policyTypes":["Ingress","Egress"]}`))
 	s.put("networkpolicies", networkPolicy(t, "never", `{"podSelector":{}}`))
 	s.put("networkpolicies", networkPolicy(t, "good", `{"podSelector":{}}`))
@@ -350,7 +350,7 @@ func TestRefusedObjects(t *testing.T) {
 	}
 	s.put("namespaces", namespace("many", many))
 	p, _ := leading(t, s, a)
-	testutil.EventuallyNil(t, "the others", func() error { return a.has("shop/named", "shop/good", "shop/much") })
+	testutil.EventuallyNil(t, "the others", func() error { return a.has("shop/sctp", "shop/good", "shop/much") })
 	// What the store does not take is held closed, in both directions and also to the own node.
 	a.set(func() {
 		deny := &policy.Direction{Default: policy.DefaultDeny}
@@ -368,7 +368,7 @@ func TestRefusedObjects(t *testing.T) {
 			}
 			got[e.InvolvedObject.Kind+" "+e.InvolvedObject.Name] += e.Message
 		}
-		for what, word := range map[string]string{"NetworkPolicy named": `"http"`, "NetworkPolicy much": "too much: its rules are left out and its subject is held closed",
+		for what, word := range map[string]string{"NetworkPolicy sctp": "SCTP", "NetworkPolicy much": "too much: its rules are left out and its subject is held closed",
 			"NetworkPolicy never": "NOT in force", "Namespace many": "labels"} {
 			if !strings.Contains(got[what], word) {
 				return fmt.Errorf("%s: %q does not say %s", what, got[what], word)
@@ -384,7 +384,7 @@ func TestRefusedObjects(t *testing.T) {
 	a.set(func() { edits = len(a.edits) })
 	p.dirty.all()
 	s.put("networkpolicies", networkPolicy(t, "seen", `{"podSelector":{}}`))
-	testutil.EventuallyNil(t, "another comparison", func() error { return a.has("shop/named", "shop/good", "shop/much", "shop/seen") })
+	testutil.EventuallyNil(t, "another comparison", func() error { return a.has("shop/sctp", "shop/good", "shop/much", "shop/seen") })
 	if now := len(s.events()); now != told {
 		t.Errorf("%d events, were %d", now, told)
 	}
@@ -396,7 +396,7 @@ func TestRefusedObjects(t *testing.T) {
 		}
 	})
 	// Repaired: it is told of no more, and the metric falls.
-	s.put("networkpolicies", networkPolicy(t, "named", `{"podSelector":{},"ingress":[{"ports":[{"port":80}]}]}`))
+	s.put("networkpolicies", networkPolicy(t, "sctp", `{"podSelector":{},"ingress":[{"ports":[{"port":80}]}]}`))
 	s.delete("networkpolicies", "shop/much")
 	s.delete("networkpolicies", "shop/never")
 	testutil.EventuallyNil(t, "metric of refused objects", func() error {

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -61,16 +63,25 @@ func (p *pods) tell(pod *corev1.Pod) {
 	p.changed = make(chan struct{})
 }
 
-// labelsOf gives the labels of a pod's endpoint.
-func labelsOf(pod *corev1.Pod) map[string]string {
-	labels := make(map[string]string, len(pod.Labels)+3)
+// labelsOf gives the labels of a pod's endpoint. A named port has one as long as there is room for
+// it; leftOut says which has not.
+func labelsOf(pod *corev1.Pod) (labels map[string]string, leftOut []string) {
+	labels = make(map[string]string, len(pod.Labels)+3)
 	for k, v := range pod.Labels {
 		if !strings.HasPrefix(k, podlabels.Reserved) {
 			labels[k] = v
 		}
 	}
 	labels[policy.NamespaceLabel], labels[podlabels.Pod], labels[podlabels.UID] = pod.Namespace, pod.Name, uidOf(pod)
-	return labels
+	ports := portsOf(pod)
+	for _, p := range slices.SortedFunc(maps.Keys(ports), func(a, b namedPort) int { return strings.Compare(a.label(), b.label()) }) {
+		if len(labels) >= api.MaxLabels {
+			leftOut = append(leftOut, fmt.Sprintf("port %q: %d labels are all that an endpoint can have: policies that name the port do not find it here", p.name, api.MaxLabels))
+			continue
+		}
+		labels[p.label()] = strconv.Itoa(int(ports[p]))
+	}
+	return labels, leftOut
 }
 
 // uidOf gives the UID by which the node knows a pod.
@@ -103,7 +114,8 @@ func (p *pods) lookup(ctx context.Context, q podlabels.Question) (map[string]str
 			// What changes between this answer and the endpoint's making is found by the pass after
 			// it.
 			time.AfterFunc(afterAnswer, func() { p.dirty.add(q.Namespace + "/" + q.Name) })
-			return labelsOf(pod), nil
+			labels, _ := labelsOf(pod)
+			return labels, nil
 		}
 		select {
 		case <-ctx.Done():
@@ -153,9 +165,11 @@ func (p *pods) relabel(ctx context.Context, e model.Endpoint, pod *corev1.Pod) e
 	if pod == nil || uidOf(pod) != e.Labels[podlabels.UID] && string(pod.UID) != e.Labels[podlabels.UID] {
 		return nil
 	}
-	want := labelsOf(pod)
+	want, leftOut := labelsOf(pod)
+	key := objectKey{apiVersion: "v1", kind: "Pod", namespace: pod.Namespace, name: pod.Name}
 	want[podlabels.UID] = e.Labels[podlabels.UID]
 	if maps.Equal(want, e.Labels) {
+		p.objects.refuse(ctx, key, pod.UID, leftOut)
 		return nil
 	}
 	req := api.LabelRequest{Set: map[string]string{}}
@@ -170,18 +184,17 @@ func (p *pods) relabel(ctx context.Context, e model.Endpoint, pod *corev1.Pod) e
 		}
 	}
 	_, err := p.agent.LabelEndpoint(ctx, e.Name, req)
-	key := objectKey{"v1", "Pod", pod.Namespace, pod.Name}
 	switch {
 	case errors.Is(err, api.ErrInvalid), errors.Is(err, api.ErrExhausted):
 		// Trying again would not help. The labels from before hold.
-		p.objects.refuse(ctx, key, pod.UID, []string{"labels: " + err.Error() + ": the endpoint keeps those it had"})
+		p.objects.refuse(ctx, key, pod.UID, append(leftOut, "labels: "+err.Error()+": the endpoint keeps those it had"))
 		return nil
 	case errors.Is(err, api.ErrNotFound):
 		return nil // it went meanwhile
 	case err != nil:
 		return fmt.Errorf("label endpoint %s: %w", e.Name, err)
 	}
-	p.objects.refuse(ctx, key, pod.UID, nil)
+	p.objects.refuse(ctx, key, pod.UID, leftOut)
 	p.m.changes.WithLabelValues("pod", "changed").Inc()
 	p.log.Info("labels of a pod have changed", "pod", pod.Namespace+"/"+pod.Name, "endpoint", e.Name)
 	return nil

@@ -41,6 +41,8 @@ type policies struct {
 	m                           *metrics
 	log                         *slog.Logger
 	dirty                       *dirty
+	newPorts                    func() *podPorts
+	ports                       *podPorts // of who leads
 
 	// stored are digests of what the store has of this source, by document; nil: not known.
 	stored map[docKey][sha256.Size]byte
@@ -60,6 +62,7 @@ func newPolicies(c *cluster, agent policyAgent, o *objects, m *metrics, log *slo
 	p.networkPolicies = informer[*networkingv1.NetworkPolicy](c.networking, "networkpolicies", &networkingv1.NetworkPolicy{}, everything, m, log, func(np *networkingv1.NetworkPolicy) {
 		p.dirty.add(kindPolicy + " " + np.Namespace + "/" + np.Name)
 	})
+	p.newPorts = func() *podPorts { return newPodPorts(c, m, log, p.portChanged) }
 	p.namespaces = informer[*corev1.Namespace](c.core, "namespaces", &corev1.Namespace{}, everything, m, log, func(ns *corev1.Namespace) {
 		p.dirty.add(kindNamespace + " " + ns.Name)
 	})
@@ -75,7 +78,7 @@ func (p *policies) lead(ctx context.Context) {
 	if !cache.WaitForCacheSync(ctx.Done(), p.networkPolicies.HasSynced, p.namespaces.HasSynced) {
 		return
 	}
-	p.stored = nil
+	p.stored, p.ports = nil, p.newPorts()
 	p.dirty.all()
 	p.dirty.drain(ctx, func(keys map[string]bool, all bool) error {
 		if all || p.stored == nil {
@@ -106,17 +109,62 @@ func digest(document any) ([sha256.Size]byte, int) {
 	return sha256.Sum256(raw), len(raw)
 }
 
-// ofPolicy says what is to be of the NetworkPolicy of this name.
-func (p *policies) ofPolicy(key string) change {
+// portChanged has the NetworkPolicies that name a port looked at anew.
+func (p *policies) portChanged(port namedPort) {
+	for _, o := range p.networkPolicies.GetStore().List() {
+		if np, ok := o.(*networkingv1.NetworkPolicy); ok && names(np)[port] {
+			p.dirty.add(kindPolicy + " " + np.Namespace + "/" + np.Name)
+		}
+	}
+}
+
+// ofPolicy says what is to be of the NetworkPolicy of this name: of itself, and of its parts, those
+// that are no more among them.
+func (p *policies) ofPolicy(ctx context.Context, key string) ([]change, error) {
 	namespace, name, _ := strings.Cut(key, "/")
-	c := change{key: docKey{kindPolicy, policyName(namespace, name)}, from: objectKey{networkingv1.SchemeGroupVersion.String(), "NetworkPolicy", namespace, name}}
+	c := change{key: docKey{kindPolicy, policyName(namespace, name)}, from: objectKey{apiVersion: networkingv1.SchemeGroupVersion.String(), kind: "NetworkPolicy", namespace: namespace, name: name}}
 	o, there, _ := p.networkPolicies.GetStore().GetByKey(key)
 	np, _ := o.(*networkingv1.NetworkPolicy)
-	if !there || np == nil {
-		return c
+	var parts []part
+	var changes []change
+	if there && np != nil {
+		var refused []string
+		whole := np
+		if len(names(np)) > 0 {
+			if !p.ports.ready(ctx) {
+				return nil, ctx.Err()
+			}
+			whole, parts, refused = byNumber(np, p.ports.numbers)
+		}
+		c.object = np
+		c.policy, c.refused = convert(whole)
+		c.refused = append(refused, c.refused...)
+		changes = append(changes, c.sized())
+	} else {
+		changes = append(changes, c)
 	}
-	c.object = np
-	if c.policy, c.refused = convert(np); c.policy != nil {
+	prefix := partPrefix(namespace, name)
+	wanted := make(map[docKey]bool, len(parts))
+	for _, x := range parts {
+		x.policy.Name = prefix + x.suffix
+		d := change{key: docKey{kindPolicy, namespace + "/" + x.policy.Name}, from: c.from, object: np}
+		d.from.part = x.suffix
+		d.policy, d.refused = convertPart(x.policy)
+		changes, wanted[d.key] = append(changes, d.sized()), true
+	}
+	for have := range p.stored {
+		if suffix, is := strings.CutPrefix(have.name, namespace+"/"+prefix); is && have.kind == kindPolicy && !wanted[have] {
+			gone := change{key: have, from: c.from}
+			gone.from.part = suffix
+			changes = append(changes, gone)
+		}
+	}
+	return changes, nil
+}
+
+// sized is c with its policy's digest and size.
+func (c change) sized() change {
+	if c.policy != nil {
 		c.digest, c.size = digest(c.policy)
 	}
 	return c
@@ -125,7 +173,7 @@ func (p *policies) ofPolicy(key string) change {
 // ofNamespace says what is to be of the Namespace of this name. False: it cannot be described, and
 // stays as it is.
 func (p *policies) ofNamespace(ctx context.Context, name string) (change, bool) {
-	c := change{key: docKey{kindNamespace, name}, from: objectKey{"v1", "Namespace", "", name}}
+	c := change{key: docKey{kindNamespace, name}, from: objectKey{apiVersion: "v1", kind: "Namespace", name: name}}
 	o, there, _ := p.namespaces.GetStore().GetByKey(name)
 	ns, _ := o.(*corev1.Namespace)
 	if !there || ns == nil {
@@ -147,7 +195,11 @@ func (p *policies) some(ctx context.Context, keys map[string]bool) error {
 	for _, key := range slices.Sorted(maps.Keys(keys)) { // namespaces before policies
 		kind, name, _ := strings.Cut(key, " ")
 		if kind == kindPolicy {
-			changes = append(changes, p.ofPolicy(name))
+			of, err := p.ofPolicy(ctx, name)
+			if err != nil {
+				return err
+			}
+			changes = append(changes, of...)
 		} else if c, ok := p.ofNamespace(ctx, name); ok {
 			changes = append(changes, c)
 		}
@@ -184,9 +236,14 @@ func (p *policies) everything(ctx context.Context) error {
 		}
 	}
 	for _, key := range slices.Sorted(slices.Values(p.networkPolicies.GetStore().ListKeys())) {
-		c := p.ofPolicy(key)
-		wanted[c.key] = true
-		changes = append(changes, c)
+		of, err := p.ofPolicy(ctx, key)
+		if err != nil {
+			return err
+		}
+		for _, c := range of {
+			wanted[c.key] = true
+		}
+		changes = append(changes, of...)
 	}
 	for key := range p.stored {
 		if !wanted[key] {

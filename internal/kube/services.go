@@ -205,7 +205,7 @@ func (s *services) wanted(ctx context.Context, key string) (out []model.Service)
 			out = append(out, made)
 		}
 	}
-	s.objects.refuse(ctx, objectKey{"v1", "Service", svc.Namespace, svc.Name}, svc.UID, refused)
+	s.objects.refuse(ctx, objectKey{apiVersion: "v1", kind: "Service", namespace: svc.Namespace, name: svc.Name}, svc.UID, refused)
 	return out
 }
 

@@ -26,6 +26,7 @@ const (
 	Reserved = "io.heddle."
 	Pod      = "io.heddle.pod"     // the pod's name
 	UID      = "io.heddle.pod.uid" // the pod's UID: one that is made anew under the same name has another
+	Port     = "io.heddle.port."   // before "tcp/NAME" or "udp/NAME": the number of a port of the pod's containers
 )
 
 // Wait bounds an answer: a pod may be started before the watch has told of it.

@@ -98,7 +98,8 @@ const pause = "sleep 1000000"
 func (c *controlPlane) bindPod(t *testing.T, node, namespace, name, labels string) (uid string) {
 	t.Helper()
 	c.apply(t, fmt.Sprintf(`{"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": %q, "name": %q, "labels": {%s}},
-		"spec": {"nodeName": %q, "containers": [{"name": "c", "image": "none", "command": [%q]}]}}`, namespace, name, labels, node, pause))
+		"spec": {"nodeName": %q, "containers": [{"name": "c", "image": "none", "command": [%q],
+			"ports": [{"name": "admin", "containerPort": 8000}]}]}}`, namespace, name, labels, node, pause))
 	return strings.TrimSpace(c.run(t, "", "get", "pod", "-n", namespace, name, "-o", "jsonpath={.metadata.uid}"))
 }
 
@@ -192,7 +193,7 @@ func wantConnects(t *testing.T, what string, from, to labPod, port, want string)
 }
 
 const fromWeb = `{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"namespace": "shop", "name": "db"},
-	"spec": {"podSelector": {"matchLabels": {"app": "db"}}, "ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "web"}}, "namespaceSelector": {"matchLabels": {"tier": "a"}}}], "ports": [{"port": 80}, {"port": "named"}]}]}}`
+	"spec": {"podSelector": {"matchLabels": {"app": "db"}}, "ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "web"}}, "namespaceSelector": {"matchLabels": {"tier": "a"}}}], "ports": [{"port": 80}, {"port": "admin"}, {"protocol": "SCTP", "port": 1}]}]}}`
 
 // TestPolicies has a real API server say what pods, namespaces and policies there are, and looks at
 // what connections meet.
@@ -210,14 +211,17 @@ func TestPolicies(t *testing.T) {
 		"spec": {"podSelector": {"matchLabels": {"app": "nobody"}}, "ingress": []}}`)
 	l.heddle("policy", "apply", "-f", byHand)
 	pods["db"].serve(t, "80")
+	pods["db"].serve(t, "8000")
 	wantConnects(t, "no policy", pods["other"], pods["db"], "80", "yes")
 
 	c.apply(t, fromWeb)
 	wantConnects(t, "a policy", pods["other"], pods["db"], "80", "refused")
 	wantConnects(t, "a policy allows", pods["web"], pods["db"], "80", "yes")
-	testutil.EventuallyNil(t, "event of the named port", func() error {
+	wantConnects(t, "a policy allows the port admin", pods["web"], pods["db"], "8000", "yes")
+	wantConnects(t, "a policy with a named port", pods["other"], pods["db"], "8000", "refused")
+	testutil.EventuallyNil(t, "event of SCTP", func() error {
 		events := c.run(t, "", "get", "events", "-n", "shop", "-o", "jsonpath={range .items[*]}{.involvedObject.kind}/{.involvedObject.name}: {.message}{end}")
-		if !strings.Contains(events, `NetworkPolicy/db: spec.ingress[0]: port "named"`) {
+		if !strings.Contains(events, `NetworkPolicy/db: spec.ingress[0]: SCTP`) {
 			return fmt.Errorf("events: %s", events)
 		}
 		return nil

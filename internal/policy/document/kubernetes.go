@@ -336,7 +336,7 @@ func readNetworkPolicyPort(r reader) (p policy.Ports, err error) {
 		return p, nil
 	}
 	if port.isText() {
-		return p, port.fail("write the port's number", "named ports are not supported: Heddle knows no names of containers' ports")
+		return p, port.fail("write the port's number", "named ports are not supported in a file: only heddle-kube knows the names of pods' ports")
 	}
 	first, err := port.number()
 	if err != nil {

@@ -97,7 +97,9 @@ func nodeSocketHoldsOverlayAddress(t *testing.T, settings []string) {
 	capture := loadTC(t, insn(bpfMovImm, 1, 0, int32(top.devs[0].DivertIfindex)), insn(bpfMovImm, 2, 0, redirectIngress),
 		insn(bpfCall, 0, 0, helperRedirect), insn(bpfExit, 0, 0, 0))
 	run(t, node, fmt.Sprintf("ip neigh replace %v lladdr %s dev %s nud permanent", c1, DivertMAC, dev.Name))
-	in(t, node, func() error { return AttachTC(dev.Ifindex, Egress, capture, "capture") })
+	in(t, node, func() error {
+		return AttachTC(dev.Ifindex, Filter{Direction: Egress, Program: capture, Name: "capture"})
+	})
 
 	tcp, _ := serve(t, node, c1, transparent)
 	expect := func(what, ns string, at netip.AddrPort, local net.Addr, asC1 bool, want string) {
@@ -149,7 +151,7 @@ func TestAttachTC(t *testing.T) {
 	})
 	pass, drop := verdict(t, actOK), verdict(t, actShot)
 	attach := func(dir Direction, fd int, name string) func() error {
-		return func() error { return AttachTC(index, dir, fd, name) }
+		return func() error { return AttachTC(index, Filter{Direction: dir, Program: fd, Name: name}) }
 	}
 	detach := func(dir Direction) func() error { return func() error { return DetachTC(index, dir) } }
 
@@ -186,7 +188,7 @@ func TestAttachTC(t *testing.T) {
 		t.Errorf("a filter that is not Heddle's was touched:\n%s", got)
 	}
 	mustFail(t, node, attach(Egress, -1, "bad"), "attach bad to egress")
-	mustFail(t, node, func() error { return AttachTC(999, Ingress, pass, "x") }, "device 999")
+	mustFail(t, node, func() error { return AttachTC(999, Filter{Direction: Ingress, Program: pass, Name: "x"}) }, "device 999")
 	in(t, node, func() error { return DetachTC(999, Ingress) })
 }
 

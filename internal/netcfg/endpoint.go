@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -75,7 +76,9 @@ type EndpointDevice struct {
 	ContainerMAC     string
 	ContainerIfindex int    // in the container's namespace
 	Netns            uint32 // inode of that namespace
-	Made             bool   // this call added the pair
+	MTU              int    // bytes
+	IDs              NetnsIDs
+	Made             bool // this call added the pair
 }
 
 // EndpointLink is the node's side of an endpoint's pair as Endpoints finds it.
@@ -187,8 +190,16 @@ func AddEndpoint(cfg EndpointConfig) (_ EndpointDevice, err error) {
 			return EndpointDevice{}, fmt.Errorf("endpoint %d: guard: %w", cfg.ID, err)
 		}
 	}
-	if err := netns.DoIn(ns, func() error { return setContainerSide(cfg, made) }); err != nil {
+	ids := NetnsIDs{Container: host.Attrs().NetNsID}
+	err = netns.DoIn(ns, func() (err error) {
+		ids.Node, err = setContainerSide(cfg, made)
+		return err
+	})
+	if err != nil {
 		return EndpointDevice{}, fmt.Errorf("endpoint %d: container: %w", cfg.ID, err)
+	}
+	if ids.Container < 0 || ids.Node < 0 {
+		return EndpointDevice{}, fmt.Errorf("endpoint %d: device %s: the kernel does not say which network namespaces it is between", cfg.ID, host.Attrs().Name)
 	}
 	if err := setHostSide(h, host, cfg, made); err != nil {
 		return EndpointDevice{}, fmt.Errorf("endpoint %d: %w", cfg.ID, err)
@@ -199,7 +210,7 @@ func AddEndpoint(cfg EndpointConfig) (_ EndpointDevice, err error) {
 	}
 	return EndpointDevice{
 		Netns: uint32(inode), Made: made, Ifindex: host.Attrs().Index, Name: host.Attrs().Name, HostMAC: hostMAC(cfg.ID).String(),
-		ContainerMAC: containerMAC(cfg.ID).String(), ContainerIfindex: host.Attrs().ParentIndex,
+		ContainerMAC: containerMAC(cfg.ID).String(), ContainerIfindex: host.Attrs().ParentIndex, MTU: cfg.MTU, IDs: ids,
 	}, nil
 }
 
@@ -314,44 +325,52 @@ func isJoined(ns *os.File, host netlink.Link, cfg EndpointConfig) (joined bool, 
 
 // setContainerSide runs in the container's namespace: addresses, a permanent neighbour for the
 // gateway so that nobody has to ask for it, and the default route. fresh says that the device was
-// made just now.
-func setContainerSide(cfg EndpointConfig, fresh bool) error {
+// made just now. It gives the id of the node's namespace there.
+func setContainerSide(cfg EndpointConfig, fresh bool) (node int, err error) {
 	h, err := open()
 	if err != nil {
-		return err
+		return -1, err
 	}
 	defer h.Close()
-	lo, err := h.LinkByName("lo")
-	if err != nil {
-		return fmt.Errorf("device lo: %w", err)
-	}
-	if err := setUp(h, lo); err != nil {
-		return err
-	}
 	eth, err := h.LinkByName(cfg.Device)
 	if err != nil {
-		return fmt.Errorf("device %s: %w", cfg.Device, err)
+		return -1, fmt.Errorf("device %s: %w", cfg.Device, err)
 	}
 	if err := setMTU(h, eth, cfg.MTU); err != nil {
-		return err
+		return -1, err
 	}
 	// After the MTU, since a device with too small a one has no IPv6 settings; up before the
 	// addresses, since going down takes IPv6 ones away. lo carries what the container sends to
 	// itself.
-	if err := errors.Join(quietIPv6(cfg.Device), enableIPv6(cfg.Device, cfg.Addrs), enableIPv6("lo", cfg.Addrs)); err != nil {
-		return err
+	if err := errors.Join(ready6(cfg.Device, cfg.Addrs), enableIPv6("lo", cfg.Addrs)); err != nil {
+		return -1, err
 	}
-	if err := setUp(h, eth); err != nil {
-		return err
+	var b batch
+	b.up(LoopbackIfindex, "")
+	b.up(eth.Attrs().Index, "")
+	if fresh {
+		for _, a := range cfg.Addrs {
+			b.address(eth.Attrs().Index, a)
+		}
 	}
-	if err := setAddrs(h, eth, cfg.Addrs); err != nil {
-		return err
+	if err := b.do(unix.EEXIST); err != nil {
+		return -1, err
 	}
-	have, err := ownRoutes(h)
+	if fresh {
+		err = awaitAddrs6(h, eth, slices.DeleteFunc(slices.Clone(cfg.Addrs), netip.Addr.Is4))
+	} else {
+		err = setAddrs(h, eth, cfg.Addrs)
+	}
 	if err != nil {
-		return err
+		return -1, err
 	}
-	index := eth.Attrs().Index
+	return eth.Attrs().NetNsID, setContainerRoutes(h, eth.Attrs().Index, cfg, fresh)
+}
+
+// setContainerRoutes is the part of setContainerSide that leads out of the container. fresh says
+// that no route of Heddle's is there yet.
+func setContainerRoutes(h *netlink.Handle, index int, cfg EndpointConfig, fresh bool) error {
+	owned := &ownedRoutes{h: h}
 	neighbours := map[netip.Addr]string{}
 	var routes []route
 	for _, a := range cfg.Addrs {
@@ -362,6 +381,13 @@ func setContainerSide(cfg EndpointConfig, fresh bool) error {
 			route{table: unix.RT_TABLE_MAIN, dst: defaultDst(a), kind: unix.RTN_UNICAST, link: index, gw: gw})
 	}
 	if err := setNeighbours(h, index, neighbours, fresh); err != nil {
+		return err
+	}
+	if fresh && !cfg.Adopt {
+		return owned.ensure(routes...)
+	}
+	have, err := owned.list()
+	if err != nil {
 		return err
 	}
 	want := map[routeKey]bool{}
@@ -391,16 +417,10 @@ func defaultDst(a netip.Addr) netip.Prefix {
 // device was made just now: nothing of an earlier state leads to it.
 func setHostSide(h *netlink.Handle, host netlink.Link, cfg EndpointConfig, fresh bool) error {
 	name, index := host.Attrs().Name, host.Attrs().Index
-	alias := cfg.Name[:min(len(cfg.Name), maxAlias)]
-	if host.Attrs().Alias != alias {
-		if err := h.LinkSetAlias(host, alias); err != nil {
-			return fmt.Errorf("device %s: set alias: %w", name, err)
-		}
-	}
 	if err := setMTU(h, host, cfg.MTU); err != nil {
 		return err
 	}
-	if err := errors.Join(quietIPv6(name), enableIPv6(name, cfg.Addrs)); err != nil {
+	if err := ready6(name, cfg.Addrs); err != nil {
 		return err
 	}
 	if hasIPv6(cfg.Addrs) {
@@ -408,12 +428,12 @@ func setHostSide(h *netlink.Handle, host netlink.Link, cfg EndpointConfig, fresh
 			return err
 		}
 	}
-	if err := setUp(h, host); err != nil {
-		return err
-	}
-	lo, err := h.LinkByName("lo")
-	if err != nil {
-		return fmt.Errorf("device lo: %w", err)
+	if alias := cfg.Name[:min(len(cfg.Name), maxAlias)]; host.Attrs().Alias != alias || host.Attrs().Flags&net.FlagUp == 0 {
+		var b batch
+		b.up(index, alias)
+		if err := b.do(); err != nil {
+			return err
+		}
 	}
 	routes := &ownedRoutes{h: h}
 	if !fresh {
@@ -426,29 +446,22 @@ func setHostSide(h *netlink.Handle, host netlink.Link, cfg EndpointConfig, fresh
 		}
 	}
 	neighbours := map[netip.Addr]string{}
+	var want []route
 	for _, a := range cfg.Addrs {
 		neighbours[a] = containerMAC(cfg.ID).String()
+		dst := netip.PrefixFrom(a, a.BitLen())
+		want = append(want, route{table: unix.RT_TABLE_MAIN, dst: dst, kind: unix.RTN_UNICAST, link: index, src: sameFamily(a, cfg.Gateways), advMSS: loopbackMSS(a)})
+		local := route{table: cfg.Table, dst: dst, kind: unix.RTN_LOCAL, link: LoopbackIfindex}
+		if cfg.Intercepted {
+			want = append(want, local)
+		} else if err := deleteRoute(h, local); err != nil {
+			return err
+		}
 	}
 	if err := setNeighbours(h, index, neighbours, fresh); err != nil {
 		return err
 	}
-	for _, a := range cfg.Addrs {
-		dst := netip.PrefixFrom(a, a.BitLen())
-		r := route{table: unix.RT_TABLE_MAIN, dst: dst, kind: unix.RTN_UNICAST, link: index, src: sameFamily(a, cfg.Gateways), advMSS: loopbackMSS(a)}
-		if err := routes.ensure(r); err != nil {
-			return err
-		}
-		local := route{table: cfg.Table, dst: dst, kind: unix.RTN_LOCAL, link: lo.Attrs().Index}
-		if cfg.Intercepted {
-			err = routes.ensure(local)
-		} else {
-			err = deleteRoute(h, local)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	return routes.ensure(want...)
 }
 
 // dropOldAddrs deletes the routes of addresses the endpoint had and has no more: those by its

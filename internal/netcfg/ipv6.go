@@ -131,18 +131,22 @@ func setForwarding6(h *netlink.Handle, underlay netlink.Link) error {
 // it: no link-local address, no router advertisements, no search for duplicates. A kernel without
 // IPv6 has nothing to stop.
 func quietIPv6(device string) error {
-	for _, s := range []struct{ key, value string }{
-		{"addr_gen_mode", "1"}, {"accept_ra", "0"}, {"autoconf", "0"}, {"accept_dad", "0"},
-	} {
-		err := setSysctl("ipv6/conf/"+device+"/"+s.key, s.value)
-		if errors.Is(err, os.ErrNotExist) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
+	err := setSysctls("ipv6/conf/"+device, quiet6...)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
 	}
-	return nil
+	return err
+}
+
+var quiet6 = []setting{{"addr_gen_mode", "1"}, {"accept_ra", "0"}, {"autoconf", "0"}, {"accept_dad", "0"}}
+
+// ready6 is quietIPv6 for a device that may have one of addrs: that undoes for the device what the
+// namespace's default may say, and then it is an error if there is no IPv6.
+func ready6(device string, addrs []netip.Addr) error {
+	if !hasIPv6(addrs) {
+		return quietIPv6(device)
+	}
+	return setSysctls("ipv6/conf/"+device, append(slices.Clone(quiet6), setting{"disable_ipv6", "0"})...)
 }
 
 // How long the kernel may take to deliver packets to a new IPv6 address, and how often it is asked.

@@ -333,7 +333,9 @@ func TestNodeSocketHoldsOverlayAddress6(t *testing.T) {
 	capture := loadTC(t, insn(bpfMovImm, 1, 0, int32(top.devs[0].DivertIfindex)), insn(bpfMovImm, 2, 0, redirectIngress),
 		insn(bpfCall, 0, 0, helperRedirect), insn(bpfExit, 0, 0, 0))
 	run(t, node, fmt.Sprintf("ip neigh replace %v lladdr %s dev %s nud permanent", six(c1), DivertMAC, dev.Name))
-	in(t, node, func() error { return AttachTC(dev.Ifindex, Egress, capture, "capture") })
+	in(t, node, func() error {
+		return AttachTC(dev.Ifindex, Filter{Direction: Egress, Program: capture, Name: "capture"})
+	})
 
 	tcp, _ := serve(t, node, six(c1), transparent)
 	held := &net.TCPAddr{IP: six(c1).AsSlice()}

@@ -157,36 +157,55 @@ func sysctl(path string) (string, error) {
 	return strings.TrimSpace(string(value)), nil
 }
 
-// setSysctl writes value to the file path under /proc/sys/net, in this network namespace, unless it
-// is there: some writes have side effects even when they change nothing.
+// setting is a file under /proc/sys/net and what is to be in it.
+type setting struct{ key, value string }
+
+// setSysctl is setSysctls for the file path under /proc/sys/net.
+func setSysctl(path, value string) error {
+	dir, key := filepath.Split(path)
+	return setSysctls(dir, setting{key, value})
+}
+
+// setSysctls writes values to files in the directory dir under /proc/sys/net, in this network
+// namespace, unless they are there: some writes have side effects even when they change nothing.
 //
-// The file is opened once for both: to find it, the kernel compares the entries of all network
-// namespaces.
-func setSysctl(path, value string) (err error) {
-	fail := func(err error) error {
-		return fmt.Errorf("set sysctl net.%s = %s: %w", strings.ReplaceAll(path, "/", "."), value, err)
-	}
-	fd, err := unix.Open(filepath.Join("/proc/sys/net", path), unix.O_RDWR|unix.O_CLOEXEC, 0)
+// To find the directory, the kernel compares the entries of all network namespaces: so it is looked
+// up once.
+func setSysctls(dir string, settings ...setting) error {
+	at, err := unix.Open(filepath.Join("/proc/sys/net", dir), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		// It may be right where it cannot be written.
-		if have, rerr := sysctl(path); rerr != nil || have == value {
-			return rerr
+		return fmt.Errorf("set sysctls net.%s: %w", strings.ReplaceAll(dir, "/", "."), err)
+	}
+	defer unix.Close(at)
+	for _, s := range settings {
+		if err := setSysctlAt(at, s); err != nil {
+			return fmt.Errorf("set sysctl net.%s = %s: %w", strings.ReplaceAll(filepath.Join(dir, s.key), "/", "."), s.value, err)
 		}
-		return fail(err)
-	}
-	defer unix.Close(fd)
-	have := make([]byte, sysctlBytes)
-	n, err := unix.Pread(fd, have, 0)
-	if err != nil {
-		return fail(err)
-	}
-	if string(bytes.TrimSpace(have[:n])) == value {
-		return nil
-	}
-	if _, err := unix.Pwrite(fd, []byte(value), 0); err != nil {
-		return fail(err)
 	}
 	return nil
+}
+
+// setSysctlAt opens the file once to read and to write it.
+func setSysctlAt(dir int, s setting) error {
+	have := make([]byte, sysctlBytes)
+	fd, err := unix.Openat(dir, s.key, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	readOnly := err
+	if err != nil { // it may be right where it cannot be written
+		fd, err = unix.Openat(dir, s.key, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	}
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	n, err := unix.Pread(fd, have, 0)
+	if err != nil || string(bytes.TrimSpace(have[:n])) == s.value {
+		return err
+	}
+	if readOnly != nil {
+		return readOnly
+	}
+	_, err = unix.Pwrite(fd, []byte(s.value), 0)
+	return err
 }
 
 // sysctlBytes is more than any value has that is set here.

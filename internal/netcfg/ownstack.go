@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"os"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
@@ -18,9 +17,9 @@ import (
 type OwnStackConfig struct {
 	ID        model.EndpointID
 	NetnsPath string
-	Device    string     // of the container; "" is model.DefaultDevice
-	Addr      netip.Addr // the endpoint's IPv4 overlay address
-	Table     int        // of routes for node sockets
+	Device    EndpointDevice // that AddEndpoint gave
+	Addr      netip.Addr     // the endpoint's IPv4 overlay address
+	Table     int            // of routes for node sockets
 	// Ports are those that the kernel chooses from in the container's own stack, unless the
 	// container has been given a range of its own. The zero range: what they are.
 	Ports model.PortRange
@@ -49,33 +48,6 @@ func InContainer(path string, fn func() error) error {
 	return netns.DoIn(container, fn)
 }
 
-// IdentifyNetns gives the ids by which the calling thread's network namespace and the one at path
-// know each other, and has the kernel choose those that are missing.
-func IdentifyNetns(path string) (NetnsIDs, error) {
-	container, err := openContainer(path)
-	if err != nil {
-		return NetnsIDs{}, err
-	}
-	defer container.Close()
-	node, err := netns.Open("/proc/thread-self/ns/net")
-	if err != nil {
-		return NetnsIDs{}, err
-	}
-	defer node.Close()
-	var ids NetnsIDs
-	if ids.Container, err = netnsID(container); err != nil {
-		return NetnsIDs{}, fmt.Errorf("id of network namespace %s: %w", path, err)
-	}
-	err = netns.DoIn(container, func() error {
-		ids.Node, err = netnsID(node)
-		return err
-	})
-	if err != nil {
-		return NetnsIDs{}, fmt.Errorf("id of the node in network namespace %s: %w", path, err)
-	}
-	return ids, nil
-}
-
 // netnsID gives the id of ns in the calling thread's network namespace.
 func netnsID(ns *os.File) (int, error) {
 	h, err := open()
@@ -99,57 +71,41 @@ func netnsID(ns *os.File) (int, error) {
 // endpoint's device and the maps must come first: from here on, the node's side of the device
 // routes loopback addresses, and its programs are what limits them to the container's own.
 func JoinOwnStack(cfg OwnStackConfig) error {
-	if cfg.Device == "" {
-		cfg.Device = model.DefaultDevice
-	}
 	h, err := open()
 	if err != nil {
 		return err
 	}
 	defer h.Close()
-	name := deviceName(cfg.ID)
-	host, err := h.LinkByName(name)
-	if err != nil {
-		return fmt.Errorf("device %s: %w", name, err)
-	}
 	// By way of the endpoint's address, whose hardware address is known: nobody answers for a
 	// mirror address.
 	mirror := route{table: unix.RT_TABLE_MAIN, dst: model.MirrorPrefix(cfg.ID), kind: unix.RTN_UNICAST,
-		link: host.Attrs().Index, gw: cfg.Addr, onlink: true}
+		link: cfg.Device.Ifindex, gw: cfg.Addr, onlink: true}
 	// Node sockets that are bound to no address have the container's own when they go this way.
 	// What goes to crossing addresses may become IPv6.
 	own, crossing := mirror, mirror
 	own.table, own.src = cfg.Table, cfg.Addr
 	crossing.table, crossing.src = cfg.Table, cfg.Addr
-	crossing.dst, crossing.advMSS = model.CrossingPrefix(cfg.ID), host.Attrs().MTU-headers6
-	for _, r := range []route{mirror, own, crossing} {
-		if err := (&ownedRoutes{h: h}).ensure(r); err != nil {
-			return err
-		}
-	}
-	if err := setSysctl("ipv4/conf/"+name+"/route_localnet", "1"); err != nil {
+	crossing.dst, crossing.advMSS = model.CrossingPrefix(cfg.ID), cfg.Device.MTU-headers6
+	if err := (&ownedRoutes{h: h}).ensure(mirror, own, crossing); err != nil {
 		return err
 	}
-	return inContainer(cfg.NetnsPath, func(h *netlink.Handle) error { return joinLoopback(h, cfg) })
+	if err := setSysctl("ipv4/conf/"+cfg.Device.Name+"/route_localnet", "1"); err != nil {
+		return err
+	}
+	return inContainer(cfg.NetnsPath, func() error { return joinLoopback(cfg) })
 }
 
 // joinLoopback runs in the container's namespace. Packets that IntoLoopback hands to lo come
 // without the route that those sent there have, and would be taken for martians.
-func joinLoopback(h *netlink.Handle, cfg OwnStackConfig) error {
-	for _, key := range []string{"accept_local", "route_localnet"} {
-		if err := setSysctl("ipv4/conf/lo/"+key, "1"); err != nil {
-			return err
-		}
-	}
-	eth, err := h.LinkByName(cfg.Device)
-	if err != nil {
-		return fmt.Errorf("device %s: %w", cfg.Device, err)
-	}
-	class := uint32(cfg.ID)
-	if err := attachClassTC(eth.Attrs().Index, Ingress, cfg.IntoLoopback, "into_loopback", class); err != nil {
+func joinLoopback(cfg OwnStackConfig) error {
+	if err := setSysctls("ipv4/conf/lo", setting{"accept_local", "1"}, setting{"route_localnet", "1"}); err != nil {
 		return err
 	}
-	err = attachClassTC(LoopbackIfindex, Egress, cfg.OnLoopback, "on_loopback", class)
+	class := uint32(cfg.ID)
+	if err := AttachTC(cfg.Device.ContainerIfindex, Filter{Ingress, cfg.IntoLoopback, "into_loopback", class}); err != nil {
+		return err
+	}
+	err := AttachTC(LoopbackIfindex, Filter{Egress, cfg.OnLoopback, "on_loopback", class})
 	if err != nil || cfg.Ports == (model.PortRange{}) {
 		return err
 	}
@@ -175,16 +131,13 @@ func movePorts(from, to model.PortRange) error {
 // neither is one that was made anew under the same path and is another endpoint's by now: that
 // one's stays.
 func LeaveOwnStack(path string, id model.EndpointID, ports model.PortRange) error {
-	err := inContainer(path, func(h *netlink.Handle) error {
-		others, err := isOthersLoopback(h, id)
+	err := inContainer(path, func() error {
+		others, err := isOthersLoopback(id)
 		if err != nil || others {
 			return err
 		}
-		errs := []error{DetachTC(LoopbackIfindex, Egress), movePorts(ports, kernelPorts)}
-		for _, key := range []string{"accept_local", "route_localnet"} {
-			errs = append(errs, setSysctl("ipv4/conf/lo/"+key, "0"))
-		}
-		return errors.Join(errs...)
+		return errors.Join(DetachTC(LoopbackIfindex, Egress), movePorts(ports, kernelPorts),
+			setSysctls("ipv4/conf/lo", setting{"accept_local", "0"}, setting{"route_localnet", "0"}))
 	})
 	if errors.Is(err, errNoContainer) {
 		return nil
@@ -194,7 +147,12 @@ func LeaveOwnStack(path string, id model.EndpointID, ports model.PortRange) erro
 
 // isOthersLoopback reports whether lo of this namespace has Heddle's program for another endpoint
 // than id.
-func isOthersLoopback(h *netlink.Handle, id model.EndpointID) (bool, error) {
+func isOthersLoopback(id model.EndpointID) (bool, error) {
+	h, err := open()
+	if err != nil {
+		return false, err
+	}
+	defer h.Close()
 	lo, err := h.LinkByIndex(LoopbackIfindex)
 	if err != nil {
 		return false, fmt.Errorf("lo: %w", err)
@@ -209,21 +167,13 @@ func isOthersLoopback(h *netlink.Handle, id model.EndpointID) (bool, error) {
 // errNoContainer: there is no network namespace of a container at the path.
 var errNoContainer = errors.New("no container")
 
-func inContainer(path string, do func(*netlink.Handle) error) error {
+func inContainer(path string, do func() error) error {
 	ns, err := openContainer(path)
 	if err != nil {
 		return fmt.Errorf("%w: %w", errNoContainer, err)
 	}
 	defer ns.Close()
-	err = netns.DoIn(ns, func() error {
-		h, err := open()
-		if err != nil {
-			return err
-		}
-		defer h.Close()
-		return do(h)
-	})
-	if err != nil {
+	if err := netns.DoIn(ns, do); err != nil {
 		return fmt.Errorf("container: %w", err)
 	}
 	return nil

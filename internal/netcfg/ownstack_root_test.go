@@ -18,11 +18,11 @@ func TestOwnStack(t *testing.T) {
 	cfg := top.endpoint(t, 0, 0x2a, c1)
 	cfg.Intercepted = true
 	bare, fresh := dumpState(t, node), dumpState(t, cfg.NetnsPath)
-	top.add(t, 0, cfg)
+	dev := top.add(t, 0, cfg)
 	program := verdict(t, actOK)
 	ports := model.PortRange{First: 57469, Last: 65535}
 	join := func() error {
-		return JoinOwnStack(OwnStackConfig{ID: cfg.ID, NetnsPath: cfg.NetnsPath, Addr: c1, Table: testTable, Ports: ports, OnLoopback: program, IntoLoopback: program})
+		return JoinOwnStack(OwnStackConfig{ID: cfg.ID, NetnsPath: cfg.NetnsPath, Device: dev, Addr: c1, Table: testTable, Ports: ports, OnLoopback: program, IntoLoopback: program})
 	}
 	chosen := func(when, want string) {
 		t.Helper()
@@ -98,30 +98,29 @@ func TestOwnStack(t *testing.T) {
 	}
 }
 
-// TestIdentifyNetns: the ids stay, and lead to the other namespace.
-func TestIdentifyNetns(t *testing.T) {
+// TestNetnsIDs: the ids of an endpoint's two namespaces stay, and lead to the other one.
+func TestNetnsIDs(t *testing.T) {
 	top := newTopology(t)
-	container := newNetns(t)
-	var ids [2]NetnsIDs
-	for i := range ids {
-		in(t, top.node[0], func() (err error) {
-			ids[i], err = IdentifyNetns(container)
-			return err
+	top.setup(t, 0)
+	cfg := top.endpoint(t, 0, 0x2a, c1)
+	made, again := top.add(t, 0, cfg).IDs, top.add(t, 0, cfg).IDs
+	if made != again || made.Container < 0 || made.Node < 0 {
+		t.Errorf("ids %+v, then %+v", made, again)
+	}
+	for at, want := range map[string]struct {
+		other string
+		id    int
+	}{cfg.NetnsPath: {top.node[0], made.Node}, top.node[0]: {cfg.NetnsPath, made.Container}} {
+		in(t, at, func() error {
+			f, err := os.Open(want.other)
+			if err != nil {
+				return err
+			}
+			defer f.Close()
+			if id, err := netnsID(f); err != nil || id != want.id {
+				t.Errorf("%s calls %s %d, want %d: %v", at, want.other, id, want.id, err)
+			}
+			return nil
 		})
 	}
-	if ids[0] != ids[1] || ids[0].Container < 0 || ids[0].Node < 0 {
-		t.Errorf("ids %+v, then %+v", ids[0], ids[1])
-	}
-	in(t, container, func() error {
-		f, err := os.Open(top.node[0])
-		if err != nil {
-			return err
-		}
-		defer f.Close()
-		if id, err := netnsID(f); err != nil || id != ids[0].Node {
-			t.Errorf("the container calls the node %d, want %d: %v", id, ids[0].Node, err)
-		}
-		return nil
-	})
-	mustFail(t, top.node[0], func() error { _, err := IdentifyNetns(top.node[0]); return err }, "own network namespace")
 }

@@ -212,12 +212,15 @@ func changeRoutes(h *netlink.Handle, overlay int, have, want map[routeKey]route)
 // else has reason to write to such a device, so every other entry is stale. One that is fresh has
 // none: to list them, the kernel goes through those of all devices of all namespaces.
 func setNeighbours(h *netlink.Handle, link int, want map[netip.Addr]string, fresh bool) error {
-	have := map[netip.Addr]string{}
-	families := []int{netlink.FAMILY_V4, netlink.FAMILY_V6}
 	if fresh {
-		families = nil
+		var b batch
+		for a, mac := range want {
+			b.neighbour(link, a, mac)
+		}
+		return b.do()
 	}
-	for _, family := range families {
+	have := map[netip.Addr]string{}
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		list, err := dump(func() ([]netlink.Neigh, error) { return neighboursOf(link, family) })
 		if err != nil {
 			return fmt.Errorf("list neighbours of device %d: %w", link, err)

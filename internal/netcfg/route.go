@@ -147,23 +147,41 @@ func (o *ownedRoutes) list() (map[routeKey]route, error) {
 	return have, err
 }
 
-// ensure is ensureRoute, which has to look at routes only if want cannot just be added. One that is
-// there is not changed by the attempt.
-func (o *ownedRoutes) ensure(want route) error {
+// ensure is ensureRoute for several, which has to look at routes only if one of want cannot just be
+// added. One that is there is not changed by the attempt.
+func (o *ownedRoutes) ensure(want ...route) error {
 	if o.have == nil {
-		err := o.h.RouteAdd(want.netlink())
-		if err == nil {
-			return nil
+		var b batch
+		for _, r := range want {
+			b.route(r, false)
 		}
-		if !errors.Is(err, unix.EEXIST) {
-			return fmt.Errorf("route %v: %w", want, err)
+		failed, err := b.send()
+		if err != nil {
+			return err
 		}
+		var there []route
+		for i, err := range failed {
+			if errors.Is(err, unix.EEXIST) {
+				there = append(there, want[i])
+			} else if err != nil {
+				return err
+			}
+		}
+		want = there
+	}
+	if len(want) == 0 {
+		return nil
 	}
 	have, err := o.list()
 	if err != nil {
 		return err
 	}
-	return ensureRoute(o.h, have, want)
+	for _, r := range want {
+		if err := ensureRoute(o.h, have, r); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // replaceRoute is ensureRoute for a namespace where another's route to the same destination gives

@@ -125,7 +125,7 @@ func AddStackDevice(id model.EndpointID, veth, program int) (dev StackDevice, fi
 	if err := quietIPv6(stackName(id)); err != nil {
 		return dev, nil, err
 	}
-	if err := AttachTC(dev.Ifindex, Ingress, program, "from_stack"); err != nil {
+	if err := AttachTC(dev.Ifindex, Filter{Direction: Ingress, Program: program, Name: "from_stack"}); err != nil {
 		return dev, nil, err
 	}
 	return dev, file, setUp(h, link)

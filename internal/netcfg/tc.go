@@ -43,23 +43,45 @@ const (
 	filterOwner = "heddle:"
 )
 
-// AttachTC attaches the BPF program progFD, of type sched_cls, to a device in direct-action mode,
-// as handle 1 of priority 1 for all protocols. A program of Heddle's that is there is replaced in
-// one step: every packet meets the old or the new one. A filter of somebody else's in that place is
-// an error. name is shown by `tc filter`, after "heddle:".
-func AttachTC(ifindex int, dir Direction, progFD int, name string) error {
-	return attachClassTC(ifindex, dir, progFD, name, 0)
+// Filter is a BPF program, of type sched_cls, and where it is attached in direct-action mode.
+type Filter struct {
+	Direction Direction
+	Program   int    // descriptor
+	Name      string // shown by `tc filter`, after "heddle:"
+	class     uint32 // the program reads it as tc_classid
 }
 
-// attachClassTC is AttachTC with a class, which the program reads as tc_classid.
-func attachClassTC(ifindex int, dir Direction, progFD int, name string, class uint32) error {
-	if err := attachTC(ifindex, dir, progFD, name, class); err != nil {
-		return fmt.Errorf("attach %s to %s of device %d: %w", name, dir, ifindex, err)
+// String says what is attached.
+func (f Filter) String() string { return fmt.Sprintf("attach %s to %s", f.Name, f.Direction) }
+
+// AttachTC attaches filters to a device, each as handle 1 of priority 1 for all protocols. A
+// program of Heddle's that is there is replaced in one step: every packet meets the old or the new
+// one. A filter of somebody else's in that place is an error.
+func AttachTC(ifindex int, filters ...Filter) error {
+	if err := attachTC(ifindex, filters); err != nil {
+		return fmt.Errorf("device %d: %w", ifindex, err)
 	}
 	return nil
 }
 
-func attachTC(ifindex int, dir Direction, progFD int, name string, class uint32) error {
+func attachTC(ifindex int, filters []Filter) error {
+	var b batch
+	b.clsact(ifindex)
+	err := b.do()
+	if errors.Is(err, unix.EEXIST) { // without the qdisc there was no filter
+		err = mayAttach(ifindex, filters)
+	}
+	if err != nil {
+		return err
+	}
+	for _, f := range filters {
+		b.filter(ifindex, f)
+	}
+	return b.do()
+}
+
+// mayAttach fails if another's qdisc or filter is in the place of Heddle's.
+func mayAttach(ifindex int, filters []Filter) error {
 	h, err := open()
 	if err != nil {
 		return err
@@ -72,12 +94,12 @@ func attachTC(ifindex int, dir Direction, progFD int, name string, class uint32)
 	if err := ensureClsact(h, link); err != nil {
 		return err
 	}
-	if _, err := ownFilter(h, link, dir); err != nil {
-		return err
+	for _, f := range filters {
+		if _, err := ownFilter(h, link, f.Direction); err != nil {
+			return fmt.Errorf("%s: %w", f, err)
+		}
 	}
-	f := newFilter(ifindex, dir)
-	f.Fd, f.Name, f.DirectAction, f.ClassId = progFD, filterOwner+name, true, class
-	return h.FilterReplace(f)
+	return nil
 }
 
 // DetachTC undoes AttachTC, and removes the device's clsact qdisc if no filter is left on it. That

@@ -16,10 +16,10 @@ func (p *Plane) Accepts(model.EndpointPlanes) error { return nil }
 // side is up, nothing passes without them.
 func (p *Plane) Guard(ifindex int) error {
 	progs := p.datapath.TCPrograms()
-	if err := netcfg.AttachTC(ifindex, netcfg.Ingress, progs.FromEndpoint, "from_endpoint"); err != nil {
-		return err
-	}
-	if err := netcfg.AttachTC(ifindex, netcfg.Egress, progs.ToEndpoint, "to_endpoint"); err != nil {
+	err := netcfg.AttachTC(ifindex,
+		netcfg.Filter{Direction: netcfg.Ingress, Program: progs.FromEndpoint, Name: "from_endpoint"},
+		netcfg.Filter{Direction: netcfg.Egress, Program: progs.ToEndpoint, Name: "to_endpoint"})
+	if err != nil {
 		return err
 	}
 	return p.shaper.attach(ifindex)

@@ -18,22 +18,19 @@ func (p *Plane) joinOwnStack(e model.Endpoint, dev netcfg.EndpointDevice) error 
 	if !e.Planes.TCP.Intercepted || e.Adopted != nil { // what is between the two stacks then is another network's
 		return p.datapath.SetEndpoint(e, dev.Ifindex, inside)
 	}
-	ids, err := netcfg.IdentifyNetns(e.NetnsPath)
-	if err != nil {
-		return fmt.Errorf("endpoint %s: %w", e.Name, err)
-	}
+	var err error
 	if dockernet.Owns(e.Name) {
 		if inside.ResolverPort, err = netcfg.ResolverPort(e.NetnsPath); err != nil {
 			return fmt.Errorf("endpoint %s: %w", e.Name, err)
 		}
 	}
-	inside.IDs = &datapath.NetnsIDs{Container: ids.Container, Node: ids.Node}
+	inside.IDs = &datapath.NetnsIDs{Container: dev.IDs.Container, Node: dev.IDs.Node}
 	if err := p.datapath.SetEndpoint(e, dev.Ifindex, inside); err != nil {
 		return err
 	}
 	progs := p.datapath.TCPrograms()
 	err = netcfg.JoinOwnStack(netcfg.OwnStackConfig{
-		ID: e.ID, NetnsPath: e.NetnsPath, Device: e.ContainerDevice(), Addr: e.Addr4(), Table: model.Table, Ports: p.ownStackPorts(), OnLoopback: progs.OnLoopback, IntoLoopback: progs.IntoLoopback,
+		ID: e.ID, NetnsPath: e.NetnsPath, Device: dev, Addr: e.Addr4(), Table: model.Table, Ports: p.ownStackPorts(), OnLoopback: progs.OnLoopback, IntoLoopback: progs.IntoLoopback,
 	})
 	if err != nil {
 		p.log.Warn("processes of the container that are not intercepted do not reach those that are", "endpoint", e.Name, "err", err)

@@ -200,7 +200,7 @@ func (p *Plane) attachToNode() error {
 		filters = append(filters, filter{p.cfg.Devices.UnderlayIfindex, netcfg.Egress, progs.ToWire, "to_wire"})
 	}
 	for _, t := range filters {
-		if err := netcfg.AttachTC(t.ifindex, t.direction, t.prog, t.name); err != nil {
+		if err := netcfg.AttachTC(t.ifindex, netcfg.Filter{Direction: t.direction, Program: t.prog, Name: t.name}); err != nil {
 			return fmt.Errorf("attach %s: %w", t.name, err)
 		}
 	}

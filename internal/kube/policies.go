@@ -54,6 +54,7 @@ type docKey struct{ kind, name string }
 const (
 	kindPolicy    = "policy"
 	kindNamespace = "namespace"
+	kindPort      = "port" // of what has changed: its policies are looked at anew
 )
 
 func newPolicies(c *cluster, agent policyAgent, o *objects, m *metrics, log *slog.Logger) *policies {
@@ -62,7 +63,9 @@ func newPolicies(c *cluster, agent policyAgent, o *objects, m *metrics, log *slo
 	p.networkPolicies = informer[*networkingv1.NetworkPolicy](c.networking, "networkpolicies", &networkingv1.NetworkPolicy{}, everything, m, log, func(np *networkingv1.NetworkPolicy) {
 		p.dirty.add(kindPolicy + " " + np.Namespace + "/" + np.Name)
 	})
-	p.newPorts = func() *podPorts { return newPodPorts(c, m, log, p.portChanged) }
+	p.newPorts = func() *podPorts {
+		return newPodPorts(c, m, log, func(port namedPort) { p.dirty.add(kindPort + " " + port.label()) })
+	}
 	p.namespaces = informer[*corev1.Namespace](c.core, "namespaces", &corev1.Namespace{}, everything, m, log, func(ns *corev1.Namespace) {
 		p.dirty.add(kindNamespace + " " + ns.Name)
 	})
@@ -109,13 +112,25 @@ func digest(document any) ([sha256.Size]byte, int) {
 	return sha256.Sum256(raw), len(raw)
 }
 
-// portChanged has the NetworkPolicies that name a port looked at anew.
-func (p *policies) portChanged(port namedPort) {
+// withoutPorts gives keys with the NetworkPolicies that name a port in the place of it.
+func (p *policies) withoutPorts(keys map[string]bool) map[string]bool {
+	isPort := func(key string, _ bool) bool { return strings.HasPrefix(key, kindPort+" ") }
+	out := maps.Clone(keys)
+	if maps.DeleteFunc(out, isPort); len(out) == len(keys) {
+		return keys
+	}
 	for _, o := range p.networkPolicies.GetStore().List() {
-		if np, ok := o.(*networkingv1.NetworkPolicy); ok && names(np)[port] {
-			p.dirty.add(kindPolicy + " " + np.Namespace + "/" + np.Name)
+		np, ok := o.(*networkingv1.NetworkPolicy)
+		if !ok {
+			continue
+		}
+		for n := range names(np) {
+			if keys[kindPort+" "+n.label()] {
+				out[kindPolicy+" "+np.Namespace+"/"+np.Name] = true
+			}
 		}
 	}
+	return out
 }
 
 // ofPolicy says what is to be of the NetworkPolicy of this name: of itself, and of its parts, those
@@ -192,7 +207,7 @@ func (p *policies) ofNamespace(ctx context.Context, name string) (change, bool) 
 // some brings what has changed into the store.
 func (p *policies) some(ctx context.Context, keys map[string]bool) error {
 	var changes []change
-	for _, key := range slices.Sorted(maps.Keys(keys)) { // namespaces before policies
+	for _, key := range slices.Sorted(maps.Keys(p.withoutPorts(keys))) { // namespaces before policies
 		kind, name, _ := strings.Cut(key, " ")
 		if kind == kindPolicy {
 			of, err := p.ofPolicy(ctx, name)

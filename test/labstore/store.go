@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"net/netip"
 	"os"
 	"strings"
 	"testing"
@@ -66,6 +67,10 @@ func File(name string) string { return "/run/heddle/lab/" + lab.Name + "/store/"
 // MemberURL is where a member of the cluster answers.
 func MemberURL(t testing.TB, member string) string {
 	t.Helper()
-	at, _, _ := strings.Cut(strings.Fields(lab.Shell(t, lab.Name+"-"+member, "ip -4 -o addr show scope global"))[3], "/")
-	return "https://" + at + ":2379"
+	// IPv4 comes first; on an IPv6 underlay there is none.
+	at, err := netip.ParsePrefix(strings.Fields(lab.Shell(t, lab.Name+"-"+member, "ip -o addr show scope global"))[3])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return "https://" + netip.AddrPortFrom(at.Addr(), 2379).String()
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/netip"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -286,6 +287,25 @@ func (s *storeScene) add(node, name string) {
 	})
 }
 
+// keptFromStore fails unless containers, intercepted or not, are refused by each member, which
+// answers their nodes.
+func (s *storeScene) keptFromStore() {
+	s.t.Helper()
+	node, plain := lab.StartPeer(s.t, "host", "n1/c1"), lab.StartPeer(s.t, "overlay", "n1/c1")
+	for _, m := range labstore.Members {
+		at, err := url.Parse(labstore.MemberURL(s.t, m))
+		testutil.NoError(s.t, err)
+		family := 4
+		if strings.Contains(at.Hostname(), ":") {
+			family = 6
+		}
+		for _, p := range []*lab.Peer{s.client, plain} {
+			p.Expect(`"ECONNREFUSED"`, `error_of(connect, %d, %q, %s)`, family, at.Hostname(), at.Port())
+		}
+		node.Expect(`"ok"`, `error_of(connect, %d, %q, %s)`, family, at.Hostname(), at.Port())
+	}
+}
+
 func (s *storeScene) api(node string) string {
 	return "/run/heddle/lab/" + lab.Name + "/" + node + "/api.sock"
 }
@@ -320,8 +340,15 @@ func labUp(t testing.TB) {
 // the time; what needs the store is refused while there is none; and a store that was set back
 // hears from the nodes what it has lost.
 func TestStoreCluster(t *testing.T) {
-	s := newStoreScene(t)
+	for _, underlay := range []string{"ipv4", "ipv6"} {
+		t.Run(underlay, func(t *testing.T) { storeCluster(t, underlay) })
+	}
+}
+
+func storeCluster(t *testing.T, underlay string) {
+	s := newStoreScene(t, "--underlay", underlay)
 	s.goesOn("at first")
+	s.keptFromStore()
 	killMembers(t, leader(t))
 	s.goesOn("without the leader")
 	s.add("n1", "early")

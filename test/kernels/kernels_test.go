@@ -97,7 +97,7 @@ func (p place) run(t *testing.T, image machine.Image) {
 	ctx, cancel := context.WithTimeout(t.Context(), coreTimeout)
 	defer cancel()
 	code, err := built.Run(ctx, p.script(), machine.Options{
-		Megabytes: 6144, Processors: 2, Console: machine.Lines(func(line string) { t.Log(line) }),
+		Megabytes: 6144, Processors: 2, OneThread: true, Console: machine.Lines(func(line string) { t.Log(line) }),
 	})
 	testutil.NoError(t, err)
 	if code != 0 {

@@ -20,6 +20,10 @@ import (
 type Options struct {
 	// Megabytes of memory, 1024, and processors, 1.
 	Megabytes, Processors int
+	// OneThread has the processors take turns in a thread of this machine. With one for each, qemu
+	// before 8.1 may run what it has translated of code that the kernel changed meanwhile: rarely,
+	// Linux on x86 ends by an "int3".
+	OneThread bool
 	// Arguments are further ones of the kernel.
 	Arguments string
 	// Memory is the file of a shared memory (ivshmem-plain, without interrupts), a PCI device of
@@ -55,7 +59,11 @@ func (b Built) Run(ctx context.Context, script string, o Options) (code int, err
 	if err != nil {
 		return 0, err
 	}
-	arguments := []string{"-accel", "tcg,thread=multi", "-cpu", "max", "-m", strconv.Itoa(max(o.Megabytes, 1024)), "-smp", strconv.Itoa(max(o.Processors, 1)),
+	threads := "multi"
+	if o.OneThread {
+		threads = "single"
+	}
+	arguments := []string{"-accel", "tcg,thread=" + threads, "-cpu", "max", "-m", strconv.Itoa(max(o.Megabytes, 1024)), "-smp", strconv.Itoa(max(o.Processors, 1)),
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-kernel", b.kernel, "-initrd", initramfs, "-append", b.arch.console + " " + kernelArguments + " " + o.Arguments}
 	arguments = append(arguments, b.arch.machine(end)...)

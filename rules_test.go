@@ -98,7 +98,7 @@ var allowed = map[string][]string{
 	"internal/bench/plot":      {"internal/bench", "internal/bench/machine"},
 	"internal/bench/session":   {"internal/api", "internal/bench", "internal/bench/machine", "internal/bench/proc", "internal/bench/report", "internal/lab", "internal/netns"},
 	"internal/bench/benchtest": {"internal/bench", "internal/bench/loadgen"},
-	"internal/bench/baseline":  {"internal/bench", "internal/bench/session", "internal/lab", "internal/lab/fabric", "internal/netns"},
+	"internal/bench/baseline":  {"internal/bench", "internal/bench/session", "internal/lab", "internal/lab/fabric", "internal/netcfg", "internal/netns"},
 	"internal/bench/core":      aBenchmark("internal/bench/peers", "internal/bench/baseline"),
 	"internal/bench/cost":      aBenchmark("internal/bench/loadgen", "internal/api", "internal/netns", "internal/plane/tcp/datapath"),
 	"internal/bench/density":   aBenchmark("internal/bench/loadgen", "internal/api", "internal/lab", "internal/netns"),

@@ -1,12 +1,14 @@
 package doctor
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/netcfg"
 )
 
 // Run must work on whatever machine the tests run on, and leave the process as it was.
@@ -181,6 +183,31 @@ func TestSettings(t *testing.T) {
 		if _, known := meanings[f.name]; !known {
 			t.Errorf("%s: check %q has no meaning", tc.name, f.name)
 		}
+	}
+}
+
+// TestCardSettings: a card without GRO or GSO is named, in whatever order; larger frames are advice.
+func TestCardSettings(t *testing.T) {
+	good := netcfg.Card{Name: "eth0", MTU: 9000, On: []string{"TSO", "GSO", "GRO", "checksums"}}
+	small := good
+	small.MTU = 1500
+	slow := netcfg.Card{Name: "eth1", MTU: 9000, On: []string{"checksums"}, Off: []string{"TSO", "GSO", "GRO"}}
+	for _, tc := range []struct {
+		cards       []netcfg.Card
+		detail, err string
+	}{
+		{nil, "no network card is up here", ""},
+		{[]netcfg.Card{good}, "eth0: TSO GSO GRO checksums on, MTU 9000", ""},
+		{[]netcfg.Card{small}, "eth0: TSO GSO GRO checksums on, MTU 1500; 9000 is better where all of the network takes it", ""},
+		{[]netcfg.Card{good, slow}, "", "eth1: GRO off, eth1: GSO off"},
+	} {
+		f := cardSettings(tc.cards, nil)
+		if errText(f.err) != tc.err || tc.err == "" && f.detail != tc.detail {
+			t.Errorf("%v: %q, %v; want %q, %q", tc.cards, f.detail, f.err, tc.detail, tc.err)
+		}
+	}
+	if f := cardSettings(nil, os.ErrPermission); !errors.Is(f.err, os.ErrPermission) {
+		t.Errorf("unreadable cards: %+v", f)
 	}
 }
 

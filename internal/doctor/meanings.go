@@ -79,6 +79,8 @@ var meanings = map[string]meaning{
 		"modprobe act_mirred, or use a kernel with CONFIG_NET_ACT_MIRRED"},
 	"net_forward_rules": {false, "packets between containers, of what node sockets do not carry, go through the node's stack, which is slower, so that these rules see them",
 		"if they are not about Heddle's containers: `heddled --packets redirect` (docs/howto/packets.md)"},
+	"net_cards": {false, "bytes between nodes take more processor time, as every packet goes through the stack by itself: without GRO some 40 % more",
+		"ethtool -K DEVICE gro on gso on, and the same where the system sets its network up (docs/howto/underlays.md)"},
 	"net_wireguard": {false, "no encryption between nodes: `heddled --encrypt wireguard` does not start",
 		"modprobe wireguard, or use a kernel with CONFIG_WIREGUARD (Linux 5.6 or later)"},
 

@@ -2,6 +2,9 @@ package doctor
 
 import (
 	"errors"
+	"fmt"
+	"slices"
+	"strings"
 
 	"heddle.dev/heddle/internal/netcfg"
 )
@@ -14,5 +17,34 @@ func forwardRules() finding {
 		err = errors.New(rules + " has rules")
 	}
 	f.err = err
+	return f
+}
+
+// jumbo is the MTU from which on nothing larger is recommended.
+const jumbo = 9000
+
+// cardSettings judges what network cards are set to. Larger frames are a recommendation only: all
+// of the network has to take them.
+func cardSettings(cards []netcfg.Card, err error) finding {
+	f := finding{name: "net_cards", err: err}
+	var said, wrong []string
+	for _, c := range cards {
+		text := fmt.Sprintf("%s: %s on, MTU %d", c.Name, strings.Join(c.On, " "), c.MTU)
+		if c.MTU < jumbo {
+			text += "; 9000 is better where all of the network takes it"
+		}
+		said = append(said, text)
+		for _, need := range []string{"GRO", "GSO"} {
+			if slices.Contains(c.Off, need) {
+				wrong = append(wrong, c.Name+": "+need+" off")
+			}
+		}
+	}
+	if len(wrong) > 0 {
+		f.err = errors.New(strings.Join(wrong, ", "))
+	}
+	if f.detail = strings.Join(said, "; "); len(cards) == 0 {
+		f.detail = "no network card is up here"
+	}
 	return f
 }

@@ -9,9 +9,8 @@ import (
 	"os"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"heddle.dev/heddle/internal/bench"
+	"heddle.dev/heddle/internal/netcfg"
 	"heddle.dev/heddle/internal/netns"
 )
 
@@ -111,30 +110,11 @@ func wordAfter(text, word string) string {
 	return ""
 }
 
-// The offloads that matter here, by the requests of linux/ethtool.h.
-var offloads = []struct {
-	name    string
-	request uint32
-}{{"TSO", 0x1e}, {"GSO", 0x23}, {"GRO", 0x2b}, {"checksums", 0x16}}
-
 // readOffloads says which offloads a device of the calling thread's network namespace has on.
 func readOffloads(device string) (string, error) {
-	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	on, off, err := netcfg.Offloads(device)
 	if err != nil {
 		return "", err
-	}
-	defer unix.Close(s)
-	var on, off []string
-	for _, o := range offloads {
-		value, err := ethtoolValue(s, device, o.request)
-		if err != nil {
-			return "", fmt.Errorf("offloads of %s: %s: %w", device, o.name, err)
-		}
-		if value != 0 {
-			on = append(on, o.name)
-		} else {
-			off = append(off, o.name)
-		}
 	}
 	text := strings.Join(on, " ") + " on"
 	if len(off) > 0 {

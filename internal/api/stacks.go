@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
@@ -140,7 +141,7 @@ func (e StackEdit) Validate() error {
 		if p == nil {
 			return &Error{Code: CodeInvalid, Field: at, Message: "is null"}
 		}
-		if err := p.Validate(); err != nil {
+		if err := cmp.Or(p.Validate(), p.Stack.Check(p.Settings)); err != nil {
 			return fieldError(at, err)
 		}
 	}

@@ -34,6 +34,7 @@ func TestStackEditRefused(t *testing.T) {
 		"nothing":  {StackEdit{}, ""},
 		"null":     {StackEdit{Profiles: []*stack.Profile{nil}}, "profiles[0]"},
 		"profile":  {StackEdit{Profiles: []*stack.Profile{{Name: "a", Stack: "lwip"}}}, "profiles[0].stack"},
+		"module":   {StackEdit{Profiles: []*stack.Profile{{Name: "a", Stack: stack.Netstack, Settings: stack.Settings{MSS: 1000}}}}, "profiles[0].settings.mss"},
 		"delete":   {StackEdit{Delete: []string{"a", "A"}}, "delete[1].name"},
 		"no bytes": {StackEdit{Objects: [][]byte{{}}}, "objects[0]"},
 		"too many": {StackEdit{Objects: [][]byte{make([]byte, stack.MaxObject+1)}}, "objects[0]"},

@@ -223,11 +223,9 @@ func TestRefused(t *testing.T) {
 	if n := lab.Counters(t, "n1"); n["refuse_stack"] == 0 || n["cut_stack"] == 0 {
 		t.Errorf("refuse_stack %d, cut_stack %d", n["refuse_stack"], n["cut_stack"])
 	}
-	apply(t, "none", "stack: netstack\nsettings: {congestion: nosuch, user_timeout: 7s, memory: 1048576}\n")
+	apply(t, "none", "stack: module/nosuch\nsettings: {user_timeout: 7s, memory: 1048576}\n")
 	client.Must(`s = connect(4, %q, %d)`, target, port)
-	if strings.Contains(lab.Heddle(t, "stack"), "kernel") { // this node has no netstack
-		client.Expect(`7000`, `s.getsockopt(6, 18)`)
-	}
+	client.Expect(`7000`, `s.getsockopt(6, 18)`)
 }
 
 // TestSurvivesAgents: the profile holds while no agent runs, and with the next.

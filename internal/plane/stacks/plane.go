@@ -153,7 +153,7 @@ func (p *Plane) ServeStack(kind stack.Kind, s stack.Settings) error {
 	if err := p.cfg.StackModules.StackDevices(); err != nil {
 		return fmt.Errorf("no device for its module: %w: modprobe tun", err)
 	}
-	return checkSettings(kind, s)
+	return kind.Check(s)
 }
 
 // SetStack implements plane.Stacks. An endpoint that had a module keeps what it has there. If it is

@@ -1,43 +1,12 @@
 package stacks
 
 import (
-	"fmt"
 	"slices"
 	"time"
 
 	"heddle.dev/heddle/internal/plane/stacks/protocol"
 	"heddle.dev/heddle/internal/stack"
 )
-
-// absent are the settings of profiles that a module does not have, and has are its congestion
-// controls.
-var (
-	absent = map[stack.Kind][]stack.Setting{
-		stack.Smoltcp:  {stack.InitialWindow, stack.PacingRate, stack.NotsentLowat, stack.ECN, stack.MSS},
-		stack.Netstack: {stack.InitialWindow, stack.PacingRate, stack.NotsentLowat, stack.ECN, stack.MSS, stack.DelayedACK},
-	}
-	has = map[stack.Kind][]string{stack.Smoltcp: {"none", "reno", "cubic"}, stack.Netstack: {"reno", "cubic"}}
-	// Of the operator's own modules it is known what the protocol has no word for.
-	untellable = []stack.Setting{stack.InitialWindow, stack.PacingRate, stack.NotsentLowat, stack.ECN, stack.MSS}
-	nameable   = []string{"none", "reno", "cubic", "bbr"}
-)
-
-// checkSettings reports what of a profile the module has not.
-func checkSettings(kind stack.Kind, s stack.Settings) error {
-	lacks, controls := absent[kind], has[kind]
-	if _, own := kind.Module(); own {
-		lacks, controls = untellable, nameable
-	}
-	for _, set := range s.Text() {
-		if slices.Contains(lacks, set.Name) {
-			return fmt.Errorf("settings.%s: %s has no such setting", set.Name, kind)
-		}
-	}
-	if s.Congestion != "" && !slices.Contains(controls, s.Congestion) {
-		return fmt.Errorf("settings.congestion: %q: %s has %q", s.Congestion, kind, controls)
-	}
-	return nil
-}
 
 // toldOf gives what the module is told of a profile.
 func toldOf(s stack.Settings) (o protocol.Options, l protocol.Limits) {

@@ -511,11 +511,11 @@ func TestServeStack(t *testing.T) {
 	if err := p.ServeStack(stack.ModuleKind("mine"), stack.Settings{}); err == nil || !strings.Contains(err.Error(), filepath.Join(dir, "mine")) || !p.lacking[stack.ModuleKind("mine")] {
 		t.Errorf("a module of the operator's own that is not there: %v", err)
 	}
-	if err := checkSettings(stack.ModuleKind("mine"), stack.Settings{Congestion: "bbr", DelayedACK: stack.Duration(40 * time.Millisecond)}); err != nil {
+	if err := stack.ModuleKind("mine").Check(stack.Settings{Congestion: "bbr", DelayedACK: stack.Duration(40 * time.Millisecond)}); err != nil {
 		t.Error(err)
 	}
 	for _, s := range []stack.Settings{{Congestion: "dctcp"}, {MSS: 1000}} {
-		if err := checkSettings(stack.ModuleKind("mine"), s); err == nil {
+		if err := stack.ModuleKind("mine").Check(s); err == nil {
 			t.Errorf("%s is told to a module", s)
 		}
 	}

@@ -1,6 +1,7 @@
 package document
 
 import (
+	"cmp"
 	"math"
 	"strconv"
 
@@ -66,7 +67,7 @@ func (p *parser) stackProfile(r reader, f fields) (err error) {
 	if err := f.rest(); err != nil {
 		return err
 	}
-	if err := s.Validate(); err != nil {
+	if err := cmp.Or(s.Validate(), s.Stack.Check(s.Settings)); err != nil {
 		return r.locate(err, nil)
 	}
 	if err := p.unique(r, "stack profile "+s.Name); err != nil {

@@ -19,7 +19,7 @@ const sceneTimeout = 60 * time.Minute
 
 // TestEncrypt runs the scene of test/encrypt on a kernel that has WireGuard.
 func TestEncrypt(t *testing.T) {
-	scene{"encrypt", "^TestEncryption$", "wireguard", "test-encrypt"}.run(t)
+	scene{"encrypt", "^TestEncryption(IPv6)?$", "wireguard", "test-encrypt"}.run(t)
 }
 
 // TestUnderlayDevices runs what test/underlays has for a kernel with VLANs and bonds.

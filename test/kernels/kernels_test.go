@@ -48,7 +48,7 @@ func own(t *testing.T) place {
 }
 
 // TestKernels runs the core scenarios on each kernel of HEDDLE_KERNELS, package files apart by
-// spaces, with the programs of bin/.
+// spaces, with the programs of bin/, after its verifier has said what it makes of the programs.
 func TestKernels(t *testing.T) {
 	kernels := strings.Fields(os.Getenv("HEDDLE_KERNELS"))
 	if len(kernels) == 0 {
@@ -58,6 +58,7 @@ func TestKernels(t *testing.T) {
 	at.compile(t, runtime.GOARCH)
 	for _, kernel := range kernels {
 		t.Run(strings.TrimSuffix(filepath.Base(kernel), ".deb"), func(t *testing.T) {
+			verifierWork(t, kernel)
 			at.run(t, machine.Image{Kernel: kernel, Root: at.root})
 		})
 	}

@@ -88,7 +88,7 @@ func (f captureFlags) run(ctx context.Context, what string, stdout, stderr io.Wr
 	if n := f.options.SnapLen; n < 1 || n > capture.MaxSnapLen {
 		return fmt.Errorf("--snaplen %d: want 1 to %d", n, capture.MaxSnapLen)
 	}
-	from, err := agentFlags{api: f.api, lab: f.lab, node: f.node}.find(api.DefaultSocket, labRunFolder)
+	from, err := agentFlags{api: f.api, lab: f.lab, node: f.node}.find()
 	if err != nil {
 		return err
 	}

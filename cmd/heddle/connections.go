@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -46,21 +47,17 @@ With --output json: a list of connections.`,
 		Args:         cobra.NoArgs,
 		SilenceUsage: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			from, err := f.findAll(cmd.Context(), api.DefaultSocket, labRunFolder)
+			from, err := f.findAll(cmd.Context())
 			if err != nil {
 				return err
 			}
 			list, err := f.list(cmd.Context(), from)
-			if f.output == jsonOutput {
-				return errors.Join(printJSON(cmd.OutOrStdout(), list), err)
-			}
-			if err != nil && len(list) == 0 {
-				return err // not beneath an empty table
-			}
-			if f.container != "" {
-				return errors.Join(printContainerConnections(cmd.OutOrStdout(), list), err)
-			}
-			return errors.Join(printConnections(cmd.OutOrStdout(), list, from.several), err)
+			return printAnswers(cmd, f.output, list, err, func(out io.Writer, list []nodeConnection) error {
+				if f.container != "" {
+					return printContainerConnections(out, list)
+				}
+				return printConnections(out, list, from.several)
+			})
 		},
 	}
 	f.registerReading(cmd)

@@ -25,7 +25,7 @@ func newEncryptionCmd() *cobra.Command {
 			"yet), or left_out, with the reason: nothing is sent to such a node. With --output json: a list with one entry for each agent asked.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			from, err := f.find(api.DefaultSocket, labRunFolder)
+			from, err := f.find()
 			if err != nil {
 				return err
 			}

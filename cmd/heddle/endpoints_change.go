@@ -179,18 +179,3 @@ func newEndpointDeleteCmd() *cobra.Command {
 	cmd.Flags().BoolVar(&ignoreMissing, "ignore-missing", false, "an endpoint that is not there is no error")
 	return cmd
 }
-
-// oneAgent runs change on the one agent that the flags mean.
-func oneAgent(ctx context.Context, f agentFlags, change func(context.Context, *api.Client) error) error {
-	found, err := f.find(api.DefaultSocket, labRunFolder)
-	if err != nil {
-		return err
-	}
-	if len(found.clients) != 1 {
-		return fmt.Errorf("%d agents are up: choose one with --node or --api", len(found.clients))
-	}
-	_, err = ask(ctx, found, func(ctx context.Context, c *api.Client) (struct{}, error) {
-		return struct{}{}, change(ctx, c)
-	})
-	return err
-}

@@ -218,7 +218,7 @@ func TestInspectTables(t *testing.T) {
 	limited := []model.LimitUse{{Endpoint: "n1/c1"}, {Endpoint: "n1/c2",
 		Limits: model.Limits{Egress: 1e8, Ingress: 2.5e9, ConnectionEgress: 2e7, ConnectionIngress: 1e6, Priority: model.PriorityLow, DSCP: &dscp, Verbs: model.VerbsLimits{QPs: 16, Messages: 1000}},
 		Egress: model.QueueUse{Dropped: 7}, Ingress: model.QueueUse{Dropped: 8}}}
-	golden(t, "limits.txt", print(func(b *bytes.Buffer) error { return printLimits(b, tableOutput, limited) }))
+	golden(t, "limits.txt", print(func(b *bytes.Buffer) error { return printLimits(b, limited) }))
 	golden(t, "rdma.txt", print(func(b *bytes.Buffer) error { return printRDMA(b, inspectRDMA()) }))
 	var conns []nodeConnection
 	for _, c := range inspectConnections("n1") {
@@ -315,7 +315,7 @@ func TestInspectOneAgent(t *testing.T) {
 
 func TestInspectNoAgent(t *testing.T) {
 	dir := t.TempDir()
-	_, err := agentFlags{}.find(filepath.Join(dir, "api.sock"), dir)
+	_, err := agentFlags{}.findIn(filepath.Join(dir, "api.sock"), dir)
 	if !errors.Is(err, api.ErrNoAgent) || !strings.Contains(err.Error(), "heddle lab up") {
 		t.Errorf("nothing runs: %v", err)
 	}
@@ -331,7 +331,7 @@ func TestInspectLabs(t *testing.T) {
 	startAgent(t, socket("a", "n1"), "n1")
 	startAgent(t, socket("a", "n2"), "n2")
 	find := func(f agentFlags) (agents, error) {
-		return f.find(filepath.Join(dir, "api.sock"), filepath.Join(dir, "lab"))
+		return f.findIn(filepath.Join(dir, "api.sock"), filepath.Join(dir, "lab"))
 	}
 
 	from, err := find(agentFlags{})

@@ -2,12 +2,12 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"math"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -101,8 +101,10 @@ func newLimitSetCmd() *cobra.Command {
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return changeLimits(cmd, f, args[0], func(l *model.Limits) error {
+				var names []string
 				given := false
 				for _, flag := range limitFlags {
+					names = append(names, "--"+flag.name)
 					if !cmd.Flags().Changed(flag.name) {
 						continue
 					}
@@ -112,7 +114,7 @@ func newLimitSetCmd() *cobra.Command {
 					}
 				}
 				if !given {
-					return errors.New("nothing to set: give at least one of --egress, --ingress, --connection-egress, --connection-ingress, --priority, --dscp, --verbs-qps, --verbs-cqs, --verbs-mrs, --verbs-memory, --verbs-messages")
+					return fmt.Errorf("nothing to set: give at least one of %s", strings.Join(names, ", "))
 				}
 				return nil
 			})
@@ -145,7 +147,7 @@ func newLimitClearCmd() *cobra.Command {
 // changeLimits changes the limits of the endpoint called name, on whichever of the agents has it,
 // and prints them.
 func changeLimits(cmd *cobra.Command, f agentFlags, name string, change func(*model.Limits) error) error {
-	from, err := f.find(api.DefaultSocket, labRunFolder)
+	from, err := f.find()
 	if err != nil {
 		return err
 	}
@@ -177,7 +179,7 @@ func changeLimits(cmd *cobra.Command, f agentFlags, name string, change func(*mo
 	if len(all) == 0 {
 		return fmt.Errorf("endpoint %q: %w; `heddle endpoints` lists those there are", name, api.ErrNotFound)
 	}
-	return printLimits(cmd.OutOrStdout(), f.output, all)
+	return printAnswers(cmd, f.output, all, nil, printLimits)
 }
 
 func newLimitListCmd() *cobra.Command {
@@ -187,18 +189,14 @@ func newLimitListCmd() *cobra.Command {
 		Short: "List the endpoints that have limits",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			from, err := f.find(api.DefaultSocket, labRunFolder)
+			from, err := f.find()
 			if err != nil {
 				return err
 			}
 			lists, err := ask(cmd.Context(), from, func(ctx context.Context, c *api.Client) ([]model.LimitUse, error) {
 				return c.LimitUse(ctx)
 			})
-			limited := slices.Concat(lists...)
-			if err != nil && len(limited) == 0 {
-				return err
-			}
-			return errors.Join(printLimits(cmd.OutOrStdout(), f.output, limited), err)
+			return printAnswers(cmd, f.output, slices.Concat(lists...), err, printLimits)
 		},
 	}
 	f.register(cmd)
@@ -206,10 +204,7 @@ func newLimitListCmd() *cobra.Command {
 }
 
 // printLimits prints a row for each endpoint.
-func printLimits(out io.Writer, format outputFormat, list []model.LimitUse) error {
-	if format == jsonOutput {
-		return printJSON(out, list)
-	}
+func printLimits(out io.Writer, list []model.LimitUse) error {
 	t := newTable("ENDPOINT", "EGRESS", "INGRESS", "CONNECTION-EGRESS", "CONNECTION-INGRESS", "PRIORITY", "DSCP", "DROPPED-OUT", "DROPPED-IN", "VERBS")
 	for _, e := range list {
 		l, dscp := e.Limits, ""

@@ -28,19 +28,13 @@ run or does not reach the store, but the node answers: its connections go on) or
 		Args:         cobra.NoArgs,
 		SilenceUsage: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			from, err := f.find(api.DefaultSocket, labRunFolder)
+			from, err := f.find()
 			if err != nil {
 				return err
 			}
 			lists, err := ask(cmd.Context(), from, func(ctx context.Context, c *api.Client) ([]api.Node, error) { return c.Nodes(ctx) })
 			list := likeliest(lists)
-			if f.output == jsonOutput {
-				return errors.Join(printJSON(cmd.OutOrStdout(), list), err)
-			}
-			if err != nil && len(list) == 0 {
-				return err // not beneath an empty table
-			}
-			return errors.Join(printNodes(cmd.OutOrStdout(), list, time.Now()), err)
+			return printAnswers(cmd, f.output, list, err, func(out io.Writer, list []api.Node) error { return printNodes(out, list, time.Now()) })
 		},
 	}
 	f.register(cmd)
@@ -62,7 +56,7 @@ what it had, unless somebody else has got that meanwhile.`,
 			if err := model.ValidateName("node", args[0]); err != nil {
 				return err
 			}
-			from, err := f.find(api.DefaultSocket, labRunFolder)
+			from, err := f.find()
 			if err != nil {
 				return err
 			}

@@ -103,7 +103,7 @@ With --json: a line for each, whose members docs/howto/observe.md lists.`,
 			if err != nil {
 				return err
 			}
-			from, err := f.findAll(cmd.Context(), api.DefaultSocket, labRunFolder)
+			from, err := f.findAll(cmd.Context())
 			if err != nil {
 				return err
 			}

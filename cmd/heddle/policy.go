@@ -5,10 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -37,34 +35,6 @@ func readPolicies(names []string, stdin io.Reader) (document.Set, error) {
 	return document.Parse(files...)
 }
 
-// readFiles reads files of documents; flag is how a command is given one.
-func readFiles(names []string, stdin io.Reader, flag string) ([]document.File, error) {
-	if len(names) == 0 {
-		return nil, fmt.Errorf("no file: name one with %s, or - for standard input", flag)
-	}
-	files := make([]document.File, len(names))
-	for i, name := range names {
-		files[i].Name = name
-		in := stdin
-		if name == "-" {
-			files[i].Name = "standard input"
-		} else {
-			f, err := os.Open(name)
-			if err != nil {
-				return nil, err
-			}
-			defer f.Close()
-			in = f
-		}
-		var err error
-		// One byte more than is taken tells "too large" from "all of it".
-		if files[i].Data, err = io.ReadAll(io.LimitReader(in, document.MaxBytes+1)); err != nil {
-			return nil, fmt.Errorf("read %s: %w", files[i].Name, err)
-		}
-	}
-	return files, nil
-}
-
 func newPolicyApplyCmd() *cobra.Command {
 	var (
 		f     agentFlags
@@ -83,72 +53,14 @@ included. A file that is not understood as a whole is refused, and nothing is ch
 				return err
 			}
 			edit := api.PolicyEdit{Policies: set.Policies, Namespaces: set.Namespaces}
-			var first []api.PolicyOutcome
-			err = eachAgent(cmd.Context(), f, func(ctx context.Context, c *api.Client) error {
-				made, err := c.EditPolicies(ctx, edit) // for all but the first agent nothing changes: they tell when it is in force
-				if first == nil {
-					first = made
-				}
-				return err
+			return applyEdit(cmd, f, func(ctx context.Context, c *api.Client) ([]api.PolicyOutcome, error) {
+				return c.EditPolicies(ctx, edit)
 			})
-			return errors.Join(printOutcomes(cmd.OutOrStdout(), first, f.output), err)
 		},
 	}
 	f.register(cmd)
 	cmd.Flags().StringArrayVarP(&files, "filename", "f", nil, "file with policies, - for standard input; may be given several times")
 	return cmd
-}
-
-// eachAgent calls each agent that the flags mean, one after the other, until one fails.
-func eachAgent(ctx context.Context, f agentFlags, call func(context.Context, *api.Client) error) error {
-	found, err := f.find(api.DefaultSocket, labRunFolder)
-	if err != nil {
-		return err
-	}
-	for _, c := range found.clients {
-		if _, err := ask(ctx, agents{clients: []*api.Client{c}}, func(ctx context.Context, c *api.Client) (struct{}, error) {
-			return struct{}{}, call(ctx, c)
-		}); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// firstAgent calls one of the agents that the flags mean: of what the network has in common all
-// know the same.
-func firstAgent[T any](ctx context.Context, f agentFlags, call func(context.Context, *api.Client) (T, error)) (answer T, err error) {
-	found, err := f.find(api.DefaultSocket, labRunFolder)
-	if err != nil {
-		return answer, err
-	}
-	found.clients = found.clients[:1]
-	answers, err := ask(ctx, found, call)
-	if err != nil {
-		return answer, err
-	}
-	return answers[0], nil
-}
-
-func printOutcomes(out io.Writer, list []api.PolicyOutcome, format outputFormat) error {
-	if format == jsonOutput {
-		return printJSON(out, list)
-	}
-	unchanged := 0
-	for _, o := range list {
-		if o.Change == "unchanged" {
-			unchanged++
-			continue
-		}
-		if _, err := fmt.Fprintf(out, "%s %s %s\n", o.Kind, o.Name, o.Change); err != nil {
-			return err
-		}
-	}
-	if unchanged == 0 {
-		return nil
-	}
-	_, err := fmt.Fprintf(out, "%d unchanged\n", unchanged)
-	return err
 }
 
 func newPolicyCheckCmd() *cobra.Command {
@@ -301,45 +213,18 @@ func newPolicyDeleteCmd() *cobra.Command {
 					return nil
 				}
 			}
-			made, err := firstAgent(cmd.Context(), f, func(ctx context.Context, c *api.Client) ([]api.PolicyOutcome, error) {
+			return deleteEdit(cmd, f, "enforces", func(ctx context.Context, c *api.Client) ([]api.PolicyOutcome, error) {
 				return c.EditPolicies(ctx, edit)
+			}, func(ctx context.Context, c *api.Client) (bool, error) {
+				docs, err := c.Policies(ctx)
+				return !slices.ContainsFunc(docs.Policies, func(p *policy.Policy) bool { return slices.Contains(edit.Delete, p.Name) }), err
 			})
-			if err != nil {
-				return err
-			}
-			err = eachAgent(cmd.Context(), f, func(ctx context.Context, c *api.Client) error { return awaitDeleted(ctx, c, edit.Delete) })
-			return errors.Join(printOutcomes(cmd.OutOrStdout(), made, f.output), err)
 		},
 	}
 	f.register(cmd)
 	cmd.Flags().StringArrayVar(&namespaces, "namespace", nil, "forget the labels of this namespace; may be given several times")
 	cmd.Flags().BoolVar(&all, "all", false, "delete every policy, and the labels of every namespace")
 	return cmd
-}
-
-// awaitDeleted returns when an agent enforces none of the policies called names any more.
-func awaitDeleted(ctx context.Context, c *api.Client, names []string) error {
-	return awaitGone(ctx, c, "enforces", func() (bool, error) {
-		docs, err := c.Policies(ctx)
-		return !slices.ContainsFunc(docs.Policies, func(p *policy.Policy) bool { return slices.Contains(names, p.Name) }), err
-	})
-}
-
-// awaitGone returns when gone says that an agent has nothing of what was deleted any more. What the
-// agent still does with it is said in the error, once ctx has ended.
-func awaitGone(ctx context.Context, c *api.Client, does string, gone func() (bool, error)) error {
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		if done, err := gone(); done || err != nil {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("agent at %s still %s what was deleted: %w", c.SocketPath(), does, ctx.Err())
-		case <-tick.C:
-		}
-	}
 }
 
 func newPolicyExplainCmd() *cobra.Command {

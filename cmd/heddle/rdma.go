@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net/netip"
@@ -37,7 +36,7 @@ a list with a member for each node.`,
 		Args:         cobra.NoArgs,
 		SilenceUsage: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			from, err := f.findAll(cmd.Context(), api.DefaultSocket, labRunFolder)
+			from, err := f.findAll(cmd.Context())
 			if err != nil {
 				return err
 			}
@@ -49,13 +48,7 @@ a list with a member for each node.`,
 				state, err := c.RDMA(ctx)
 				return nodeRDMA{st.Node.Name, state.Of(container)}, err
 			})
-			if f.output == jsonOutput {
-				return errors.Join(printJSON(cmd.OutOrStdout(), list), err)
-			}
-			if err != nil && len(list) == 0 {
-				return err // not beneath an empty table
-			}
-			return errors.Join(printRDMA(cmd.OutOrStdout(), list), err)
+			return printAnswers(cmd, f.output, list, err, printRDMA)
 		},
 	}
 	f.registerReading(cmd)

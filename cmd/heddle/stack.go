@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -29,18 +28,12 @@ cannot serve and why, and what stack modules use: processor time, bytes of buffe
 all and for each endpoint. Profiles are kept in the network's store: see docs/howto/stacks.md. With --output json: a list, one object a node.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			from, err := f.findAll(cmd.Context(), api.DefaultSocket, labRunFolder)
+			from, err := f.findAll(cmd.Context())
 			if err != nil {
 				return err
 			}
 			list, err := ask(cmd.Context(), from, askStacks)
-			if f.output == jsonOutput {
-				return errors.Join(printJSON(cmd.OutOrStdout(), list), err)
-			}
-			if err != nil && len(list) == 0 {
-				return err // not beneath empty tables
-			}
-			return errors.Join(printStacks(cmd.OutOrStdout(), list), err)
+			return printAnswers(cmd, f.output, list, err, printStacks)
 		},
 	}
 	f.registerReading(cmd)
@@ -222,23 +215,18 @@ heddle stack names it.`,
 // editStacks has the first agent make an edit that can be repeated, and waits until the others have
 // it, too.
 func editStacks(cmd *cobra.Command, f agentFlags, edit api.StackEdit) error {
-	var first []api.PolicyOutcome
-	err := eachAgent(cmd.Context(), f, func(ctx context.Context, c *api.Client) error {
-		made, err := c.EditStacks(ctx, edit)
-		if first == nil {
-			first = made
-		}
-		return err
+	err := applyEdit(cmd, f, func(ctx context.Context, c *api.Client) ([]api.PolicyOutcome, error) {
+		return c.EditStacks(ctx, edit)
 	})
-	if printed := printOutcomes(cmd.OutOrStdout(), first, f.output); printed != nil || err != nil {
-		return errors.Join(printed, err)
+	if err != nil {
+		return err
 	}
 	return warnOfFaults(cmd, f)
 }
 
 // warnOfFaults names on standard error what the nodes cannot serve.
 func warnOfFaults(cmd *cobra.Command, f agentFlags) error {
-	from, err := f.find(api.DefaultSocket, labRunFolder)
+	from, err := f.find()
 	if err != nil {
 		return err
 	}
@@ -274,18 +262,9 @@ func newStackDeleteCmd() *cobra.Command {
 
 // deleteStacks has the first agent delete, and waits until no agent has any of it.
 func deleteStacks(cmd *cobra.Command, f agentFlags, edit api.StackEdit) error {
-	made, err := firstAgent(cmd.Context(), f, func(ctx context.Context, c *api.Client) ([]api.PolicyOutcome, error) {
+	return deleteEdit(cmd, f, "has", func(ctx context.Context, c *api.Client) ([]api.PolicyOutcome, error) {
 		return c.EditStacks(ctx, edit)
-	})
-	if err != nil {
-		return err
-	}
-	err = eachAgent(cmd.Context(), f, func(ctx context.Context, c *api.Client) error { return awaitNoStacks(ctx, c, edit) })
-	return errors.Join(printOutcomes(cmd.OutOrStdout(), made, f.output), err)
-}
-
-func awaitNoStacks(ctx context.Context, c *api.Client, edit api.StackEdit) error {
-	return awaitGone(ctx, c, "has", func() (bool, error) {
+	}, func(ctx context.Context, c *api.Client) (bool, error) {
 		st, err := c.Stacks(ctx)
 		return !slices.ContainsFunc(st.Profiles, func(p *stack.Profile) bool { return slices.Contains(edit.Delete, p.Name) }) &&
 			!slices.ContainsFunc(st.Congestion, func(o api.CongestionControl) bool { return slices.Contains(edit.DeleteObjects, o.Name) }), err

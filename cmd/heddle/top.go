@@ -45,7 +45,7 @@ and ended within the interval is in the rows of containers and nodes alone.`,
 			if f.rows < 1 {
 				return fmt.Errorf("--rows %d: want at least 1", f.rows)
 			}
-			from, err := f.findAll(cmd.Context(), api.DefaultSocket, labRunFolder)
+			from, err := f.findAll(cmd.Context())
 			if err != nil {
 				return err
 			}

@@ -63,7 +63,7 @@ func (f agentFlags) prepare(ctx context.Context, source, destination string) (fu
 	if err != nil {
 		return nil, err
 	}
-	from, err := f.find(api.DefaultSocket, labRunFolder)
+	from, err := f.find()
 	if err != nil {
 		return nil, err
 	}

@@ -59,7 +59,7 @@ Unix socket for root instead, without a token. Any other address wants --tls-cer
 }
 
 func (f uiFlags) run(ctx context.Context, out, errs io.Writer) error {
-	found, err := f.find(api.DefaultSocket, labRunFolder)
+	found, err := f.find()
 	if err != nil {
 		return err
 	}

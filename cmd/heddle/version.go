@@ -65,7 +65,7 @@ and the oldest kernel on which an agent may run. What this kernel lacks is told 
 
 // ask adds the agents that the flags mean.
 func (b *build) ask(ctx context.Context, f agentFlags) error {
-	from, err := f.findAll(ctx, api.DefaultSocket, labRunFolder)
+	from, err := f.findAll(ctx)
 	if err != nil {
 		return err
 	}

@@ -148,12 +148,6 @@ func ParseNamespace(name string, value []byte) (policy.Namespace, error) {
 	return n, nil
 }
 
-// Written is one key's value that an edit leads to; nil to delete the key.
-type Written struct {
-	Key   string
-	Value []byte
-}
-
 // PolicyTotals is the size of all policies of a network together. It is kept beside them, so that
 // an edit need not read them all to know whether the network holds more.
 type PolicyTotals struct {
@@ -194,40 +188,13 @@ func (e PolicyEdit) Names() int {
 
 // PlanEdit decides what an edit writes, given the values of those policies and namespaces that it
 // names, by name, and how much there is in all.
-func PlanEdit(keys Keys, edit PolicyEdit, policies, namespaces map[string][]byte, totals PolicyTotals) (writes []Written, outcomes []PolicyOutcome, err error) {
-	size := 0
-	named := make(map[string]bool)
-	change := func(kind, name, key string, value []byte, have map[string][]byte) error {
-		if named[kind+" "+name] {
-			return fmt.Errorf("%s %s is named twice", kind, name)
-		}
-		named[kind+" "+name] = true
-		old, there := have[name]
-		o := PolicyOutcome{Kind: kind, Name: name, Change: "created"}
-		switch {
-		case value == nil && !there:
-			return &UnknownPolicyError{kind, name}
-		case value == nil && edit.Source != "" && sourceOf(old) != edit.Source:
-			o.Change = "unchanged"
-		case value == nil:
-			o.Change = "deleted"
-		case there && bytes.Equal(old, value):
-			o.Change = "unchanged"
-		case there:
-			o.Change = "changed"
-		}
-		outcomes = append(outcomes, o)
-		if o.Change != "unchanged" {
-			writes = append(writes, Written{key, value})
-			size += len(key) + len(value)
-		}
-		return nil
-	}
+func PlanEdit(keys Keys, edit PolicyEdit, policies, namespaces map[string][]byte, totals PolicyTotals) ([]Written, []PolicyOutcome, error) {
+	plan := plan{source: edit.Source}
 	after := totals
 	for _, p := range edit.Put {
 		value, err := EncodePolicy(p)
 		if err == nil {
-			err = change("policy", p.Name, keys.Policy(p.Name), value, policies)
+			_, err = plan.change("policy", p.Name, keys.Policy(p.Name), value, policies)
 		}
 		if err != nil {
 			return nil, nil, err
@@ -238,38 +205,39 @@ func PlanEdit(keys Keys, edit PolicyEdit, policies, namespaces map[string][]byte
 	for _, n := range edit.PutNamespaces {
 		value, err := EncodeNamespace(n)
 		if err == nil {
-			err = change("namespace", n.Name, keys.Namespace(n.Name), value, namespaces)
+			_, err = plan.change("namespace", n.Name, keys.Namespace(n.Name), value, namespaces)
 		}
 		if err != nil {
 			return nil, nil, err
 		}
 	}
 	for _, name := range edit.Delete {
-		if err := change("policy", name, keys.Policy(name), nil, policies); err != nil {
+		deleted, err := plan.change("policy", name, keys.Policy(name), nil, policies)
+		if err != nil {
 			return nil, nil, err
 		}
-		if outcomes[len(outcomes)-1].Change == "deleted" {
+		if deleted {
 			after.add(policies[name], -1)
 		}
 	}
 	for _, name := range edit.DeleteNamespaces {
-		if err := change("namespace", name, keys.Namespace(name), nil, namespaces); err != nil {
+		if _, err := plan.change("namespace", name, keys.Namespace(name), nil, namespaces); err != nil {
 			return nil, nil, err
 		}
 	}
 	after = PolicyTotals{max(after.Policies, 0), max(after.Rules, 0)} // if something else wrote policies
-	if err := checkLimits(edit, len(writes), size, totals, after); err != nil {
+	if err := checkLimits(edit, len(plan.writes), plan.size, totals, after); err != nil {
 		return nil, nil, err
 	}
-	if len(writes) > 0 {
+	if len(plan.writes) > 0 {
 		value, err := encode(after)
 		if err != nil {
 			return nil, nil, err
 		}
 		// With every change: edits that know nothing of each other meet here.
-		writes = append(writes, Written{keys.PolicyTotals(), value})
+		plan.writes = append(plan.writes, Written{keys.PolicyTotals(), value})
 	}
-	return writes, outcomes, nil
+	return plan.writes, plan.outcomes, nil
 }
 
 func checkLimits(edit PolicyEdit, changes, size int, before, after PolicyTotals) error {

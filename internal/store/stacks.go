@@ -1,7 +1,6 @@
 package store
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -88,10 +87,7 @@ func ParseObject(name string, value []byte) (*stack.Object, error) {
 
 // stackPlan collects what an edit writes.
 type stackPlan struct {
-	named    map[string]bool
-	writes   []Written
-	outcomes []PolicyOutcome
-	size     int
+	plan
 	profiles map[string][]byte // as they are to be
 	objects  map[string][]byte
 }
@@ -99,7 +95,7 @@ type stackPlan struct {
 // PlanStackEdit decides what an edit writes, given the values of all profiles and of all congestion
 // controls, by name.
 func PlanStackEdit(keys Keys, edit StackEdit, profiles, objects map[string][]byte) ([]Written, []PolicyOutcome, error) {
-	p := &stackPlan{named: make(map[string]bool), profiles: profiles, objects: objects}
+	p := &stackPlan{profiles: profiles, objects: objects}
 	before, beforeObjects := len(profiles), len(objects)
 	for _, s := range edit.Put {
 		value, err := EncodeStack(s)
@@ -143,34 +139,15 @@ func PlanStackEdit(keys Keys, edit StackEdit, profiles, objects map[string][]byt
 	return p.writes, p.outcomes, nil
 }
 
-// change takes one change in: nil deletes.
+// change takes one change in; a nil value deletes.
 func (p *stackPlan) change(kind, name, key string, value []byte, have map[string][]byte) error {
-	if p.named[key] {
-		return fmt.Errorf("%s %s is named twice", kind, name)
-	}
-	p.named[key] = true
-	old, there := have[name]
-	o := PolicyOutcome{Kind: kind, Name: name, Change: "created"}
-	switch {
-	case value == nil && !there:
-		return &UnknownPolicyError{kind, name}
-	case value == nil:
-		o.Change = "deleted"
-	case there && bytes.Equal(old, value):
-		o.Change = "unchanged"
-	case there:
-		o.Change = "changed"
-	}
-	p.outcomes = append(p.outcomes, o)
-	if o.Change == "unchanged" {
-		return nil
-	}
-	p.writes = append(p.writes, Written{key, value})
-	p.size += len(key) + len(value)
-	if have[name] = value; value == nil {
+	changed, err := p.plan.change(kind, name, key, value, have)
+	if changed && value == nil {
 		delete(have, name)
+	} else if changed {
+		have[name] = value
 	}
-	return nil
+	return err
 }
 
 // users names the profiles that will name a congestion control.

@@ -129,12 +129,12 @@ bench-rust: need-cargo
 	cd rust && $(CARGO) bench --locked --quiet
 
 # What heddle-runtime preloads in containers that ask for it (docs/howto/many-connections.md).
-$(BIN)/libheddle-pool.so: clib/pool/pool.c clib/build.sh
+$(BIN)/libheddle-pool.so: clib/pool/pool.c clib/trap/call.h clib/build.sh
 	$(call install,$(CLIB_PACKAGES))
 	@GO=$(GO) clib/build.sh pool $@
 
 # What has connections within a node go through memory (docs/howto/stacks.md).
-$(BIN)/libheddle-guest.so: $(wildcard clib/guest/*.[ch] clib/ring/*.h) clib/build.sh
+$(BIN)/libheddle-guest.so: $(wildcard clib/guest/*.[ch] clib/ring/*.h clib/trap/*.h) clib/build.sh
 	$(call install,$(CLIB_PACKAGES))
 	@GO=$(GO) clib/build.sh guest $@
 

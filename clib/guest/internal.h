@@ -75,10 +75,14 @@ void copy_out(struct buffers *b, uint8_t *to, size_t n);
 void skip(struct buffers *b, size_t n);
 /* Makes a list of what is left, of at most most buffers and limit bytes. */
 size_t rest_of(const struct buffers *b, struct iovec *list, size_t most, size_t limit);
+/* How many of them a call of the socket itself has at most. */
+#define NATIVE_LIST 64
 
 /* send.c, receive.c: as the system calls, but -errno is the result. */
 long lanes_send(struct connection *c, int fd, struct buffers *b, int flags);
 long lanes_receive(struct connection *c, int fd, struct buffers *b, int flags);
+/* Sends by the socket itself what is left. The direction is unlocked meanwhile. */
+long send_native(struct connection *c, int fd, struct buffers *b, int flags);
 /* Runs what writes to the TCP socket itself. */
 long lanes_native(struct connection *c, int fd, long (*f)(void *), void *arg);
 void lanes_finish(struct connection *c);

@@ -19,8 +19,6 @@
 /* For so long a hand-over waits for the ring. */
 #define HAND_OVER_MS 2000
 
-#define NATIVE_LIST 64
-
 bool queue_attach(struct connection *c, int fd)
 {
 	long number, sides;
@@ -174,27 +172,6 @@ static long wait_as_socket(struct connection *c, int fd, uint64_t most, int flag
 		r = -EAGAIN;
 	while (!lock_direction(d))
 		;
-	return r;
-}
-
-/* Sends by the socket itself; the ring is empty. */
-static long send_native(struct connection *c, int fd, struct buffers *b, int flags)
-{
-	struct direction *d = &c->sides->out;
-	struct iovec list[NATIVE_LIST];
-	struct msghdr m = {.msg_iov = list, .msg_iovlen = rest_of(b, list, NATIVE_LIST, b->left)};
-	long r;
-
-	atomic_fetch_add(&d->native, 1);
-	unlock_direction(d);
-	r = PLAIN(sendmsg, SYS_sendmsg, fd, &m, flags);
-	if (r < 0)
-		r = -errno;
-	while (!lock_direction(d))
-		;
-	atomic_fetch_sub(&d->native, 1);
-	if (r > 0)
-		skip(b, (size_t)r);
 	return r;
 }
 

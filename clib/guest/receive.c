@@ -11,9 +11,8 @@
 
 #include "guest/queues.h"
 
-#define AGAIN       (-4097) /* another step is due */
-#define MANY_STEPS  64      /* of a call that find nothing: only a hostile writer makes more */
-#define NATIVE_LIST 64
+#define AGAIN      (-4097) /* another step is due */
+#define MANY_STEPS 64      /* of a call that find nothing: only a hostile writer makes more */
 
 /* Bytes in the ring; -1 if the writer does not keep to the rules. */
 static long available(struct connection *c)

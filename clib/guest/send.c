@@ -20,8 +20,6 @@
 #define QUIET_SENDS 8
 #define QUIET_BYTES LANES_CAPACITY
 
-#define NATIVE_LIST 64
-
 static void mark_end(struct lane *lane, struct direction *d)
 {
 	struct lane_end *end = &lane->ended[d->epoch & 3];
@@ -171,8 +169,7 @@ static bool never_waits(int fd, int flags)
 	return set < 0 || set & O_NONBLOCK;
 }
 
-/* Sends by TCP what is left. The direction is unlocked meanwhile. */
-static long send_native(struct connection *c, int fd, struct buffers *b, int flags)
+long send_native(struct connection *c, int fd, struct buffers *b, int flags)
 {
 	struct direction *d = &c->sides->out;
 	struct iovec list[NATIVE_LIST];

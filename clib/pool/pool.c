@@ -11,6 +11,8 @@
 #include <asm/unistd.h>
 #include <linux/time_types.h>
 
+#include "trap/call.h"
+
 typedef unsigned int u32;
 typedef unsigned long u64; /* both architectures have 64 bits */
 
@@ -74,9 +76,9 @@ typedef unsigned long u64; /* both architectures have 64 bits */
 #define store(p, v)       __atomic_store_n(p, v, __ATOMIC_RELEASE)
 #define swap(p, v)        __atomic_exchange_n(p, v, __ATOMIC_ACQ_REL)
 #define is_error(r)       ((u64)(r) > -(u64)(MAX_ERRNO + 1))
-#define call1(n, a)       syscall6(n, (long)(a), 0, 0, 0, 0, 0)
-#define call2(n, a, b)    syscall6(n, (long)(a), (long)(b), 0, 0, 0, 0)
-#define call3(n, a, b, c) syscall6(n, (long)(a), (long)(b), (long)(c), 0, 0, 0)
+#define call1(n, a)       trapped_call(n, (long)(a), 0, 0, 0, 0, 0)
+#define call2(n, a, b)    trapped_call(n, (long)(a), (long)(b), 0, 0, 0, 0)
+#define call3(n, a, b, c) trapped_call(n, (long)(a), (long)(b), (long)(c), 0, 0, 0)
 
 /* A batch. full changes with every batch in the slot and is 0 when nothing is left to take, and
  * nothing more comes; what else is there is written while it is 0. number stays the same as long as
@@ -116,40 +118,6 @@ static struct {
 } known[2 * SLOTS];
 
 extern int *__errno_location(void);
-
-/* Clears the registers of the last three arguments after the call: the program's next trapped call
- * must not have them. */
-static inline long syscall6(long n, long a, long b, long c, long d, long e, long f)
-{
-#if defined(__x86_64__)
-	register long r10 __asm__("r10") = d;
-	register long r8 __asm__("r8") = e;
-	register long r9 __asm__("r9") = f;
-	long result;
-
-	__asm__ volatile("syscall\n\txorl %%r10d, %%r10d\n\txorl %%r8d, %%r8d\n\txorl %%r9d, %%r9d"
-	                 : "=a"(result), "+r"(r10), "+r"(r8), "+r"(r9)
-	                 : "a"(n), "D"(a), "S"(b), "d"(c)
-	                 : "rcx", "r11", "memory", "cc");
-	return result;
-#elif defined(__aarch64__)
-	register long x8 __asm__("x8") = n;
-	register long x0 __asm__("x0") = a;
-	register long x1 __asm__("x1") = b;
-	register long x2 __asm__("x2") = c;
-	register long x3 __asm__("x3") = d;
-	register long x4 __asm__("x4") = e;
-	register long x5 __asm__("x5") = f;
-
-	__asm__ volatile("svc #0\n\tmov x3, xzr\n\tmov x4, xzr\n\tmov x5, xzr"
-	                 : "+r"(x0), "+r"(x3), "+r"(x4), "+r"(x5)
-	                 : "r"(x8), "r"(x1), "r"(x2)
-	                 : "memory", "cc");
-	return x0;
-#else
-#error "no pool for this architecture"
-#endif
-}
 
 /* What a C library does with a system call's result. */
 static int result_of(long r)
@@ -194,7 +162,7 @@ static struct state *get_page(void)
 
 	if (p)
 		return p;
-	r = syscall6(__NR_mmap, 0, sizeof(*p), PROT_READ_WRITE, MAP_PRIVATE_UNNAMED, -1, 0);
+	r = trapped_call(__NR_mmap, 0, sizeof(*p), PROT_READ_WRITE, MAP_PRIVATE_UNNAMED, -1, 0);
 	if (is_error(r))
 		return (void *)0;
 	p = (struct state *)r;
@@ -307,7 +275,7 @@ static int place(struct slot *c, int batch)
 	if (number >= 0 && is_file(number, c->device, c->inode)) {
 		r = call3(__NR_dup3, batch, number, SOCK_CLOEXEC);
 	} else {
-		syscall6(__NR_prlimit64, 0, RLIMIT_NOFILE, 0, (long)limit, 0, 0);
+		trapped_call(__NR_prlimit64, 0, RLIMIT_NOFILE, 0, (long)limit, 0, 0);
 		if (limit[0] > TOP_NUMBER)
 			limit[0] = TOP_NUMBER;
 		r = limit[0] < MIN_FILES ? -EMFILE : call3(__NR_fcntl, batch, F_DUPFD_CLOEXEC, limit[0] - 16);
@@ -344,15 +312,16 @@ static long fill(struct state *s, struct family *f, struct slot *c, int i, int f
 
 	/* The same call again gives what a signal kept us from hearing of. */
 	do
-		r = syscall6(__NR_socket, family, SOCK_STREAM | SOCK_CLOEXEC, 0, (long)BATCH_MAGIC, size,
-		             (long)~BATCH_MAGIC);
+		r = trapped_call(__NR_socket, family, SOCK_STREAM | SOCK_CLOEXEC, 0, (long)BATCH_MAGIC, size,
+		                 (long)~BATCH_MAGIC);
 	while (r == -EINTR && ++tries < 16);
 
 	if (is_error(r)) {
 		store(&s->refused_until, time + SECOND);
 		return -1;
 	}
-	if (is_error(syscall6(__NR_getsockopt, r, SOL_SOCKET, SO_DOMAIN, (long)&domain, (long)&length, 0)) ||
+	if (is_error(trapped_call(__NR_getsockopt, r, SOL_SOCKET, SO_DOMAIN, (long)&domain, (long)&length,
+	                          0)) ||
 	    domain != AF_UNIX) {
 		store(&s->refused_until, time + SECOND);
 		return r;

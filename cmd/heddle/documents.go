@@ -59,8 +59,8 @@ func applyEdit(cmd *cobra.Command, f agentFlags, edit func(context.Context, *api
 	return errors.Join(printOutcomes(cmd.OutOrStdout(), first, f.output), err)
 }
 
-// deleteEdit has the first agent delete, and waits until gone says so of each; does is what one does
-// with what there still is.
+// deleteEdit has the first agent delete, and waits until gone says so of each; does is what one
+// does with what there still is.
 func deleteEdit(cmd *cobra.Command, f agentFlags, does string, edit func(context.Context, *api.Client) ([]api.PolicyOutcome, error), gone func(context.Context, *api.Client) (bool, error)) error {
 	made, err := firstAgent(cmd.Context(), f, edit)
 	if err != nil {

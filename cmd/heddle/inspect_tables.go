@@ -139,11 +139,6 @@ func statusTable(st nodeStatus, now time.Time) *table {
 	} else {
 		store += fmt.Sprintf("NOT HEALTHY since revision %d: %s", st.Store.Revision, st.Store.Error)
 	}
-	in := st.Interception
-	answered := fmt.Sprint(in.Answered)
-	if made := in.PremadeHits + in.PremadeMisses; made > 0 {
-		answered += fmt.Sprintf(" (%d%% with a socket made ahead)", in.PremadeHits*100/made)
-	}
 	t.row("node", st.Node.Name)
 	t.row("agent", fmt.Sprintf("heddled %s, pid %d, up %s", st.Version, st.PID, now.Sub(st.Started).Round(time.Second)))
 	t.row("underlay", underlayText(st))
@@ -169,18 +164,10 @@ func statusTable(st nodeStatus, now time.Time) *table {
 		t.row("direct paths", row)
 	}
 	t.row("endpoints", fmt.Sprint(st.Endpoints))
-	t.row("listeners", fmt.Sprintf("%d, answered by %d threads", in.Listeners, in.Readers))
-	t.row("calls answered", answered)
-	t.row("batches given", fmt.Sprintf("%d, with %d sockets", in.Batches, in.BatchSockets))
-	t.row("calls continued", fmt.Sprint(in.Continued))
-	t.row("ioctls made", fmt.Sprint(in.Ioctls))
-	t.row("calls failed", failures(in.Failed))
-	for _, h := range in.Unguarded {
-		t.row("UNGUARDED", fmt.Sprintf("process %d holds %d sockets of endpoint %d, and its ioctls act on the node", h.PID, h.Sockets, h.Endpoint))
-	}
+	interceptionRows(t, st.Interception)
 	tr := st.Traffic
-	t.row("sockets", fmt.Sprintf("%d held; an endpoint may have %d", tr.Sockets, in.EndpointSockets))
-	t.row("ports", fmt.Sprintf("%d ephemeral ones held; an endpoint may hold %d", tr.Ports, in.EndpointPorts))
+	t.row("sockets", fmt.Sprintf("%d held; an endpoint may have %d", tr.Sockets, st.Interception.EndpointSockets))
+	t.row("ports", fmt.Sprintf("%d ephemeral ones held; an endpoint may hold %d", tr.Ports, st.Interception.EndpointPorts))
 	t.row("connections", fmt.Sprintf("%d opened, %d accepted, %s, %d closed; live: %s", tr.Opened, tr.Accepted,
 		failedConnects(tr), tr.Closed, livePaths(tr)))
 	if r := st.Router; r != nil && r.State != api.RouterNone {
@@ -202,6 +189,23 @@ func statusTable(st nodeStatus, now time.Time) *table {
 	}
 	t.row("features", features(st.Features))
 	return t
+}
+
+// interceptionRows adds those of trapped calls.
+func interceptionRows(t *table, in api.Interception) {
+	answered := fmt.Sprint(in.Answered)
+	if made := in.PremadeHits + in.PremadeMisses; made > 0 {
+		answered += fmt.Sprintf(" (%d%% with a socket made ahead)", in.PremadeHits*100/made)
+	}
+	t.row("listeners", fmt.Sprintf("%d, answered by %d threads", in.Listeners, in.Readers))
+	t.row("calls answered", answered)
+	t.row("batches given", fmt.Sprintf("%d, with %d sockets", in.Batches, in.BatchSockets))
+	t.row("calls continued", fmt.Sprint(in.Continued))
+	t.row("ioctls made", fmt.Sprint(in.Ioctls))
+	t.row("calls failed", failures(in.Failed))
+	for _, h := range in.Unguarded {
+		t.row("UNGUARDED", fmt.Sprintf("process %d holds %d sockets of endpoint %d, and its ioctls act on the node", h.PID, h.Sockets, h.Endpoint))
+	}
 }
 
 // routerText says how the router of the verbs plane is.

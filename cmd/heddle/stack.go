@@ -77,17 +77,12 @@ func printStacks(out io.Writer, list []nodeStacks) error {
 	congestion := newTable("CONGESTION", "NODE", "STATE", "BYTES", "SHA256")
 	endpoints := newTable("ENDPOINT", "NODE", "PROFILE", "STACK", "SETTINGS", "FAULT")
 	modules, tenants := newTable(append([]string{"MODULE", "NODE", "PID", "ENDED"}, useColumns...)...), 0
-	var notes []string
 	for _, n := range list {
 		for _, c := range n.Congestion {
 			congestion.row(c.Name, n.Node, string(c.State), fmt.Sprint(c.Bytes), c.SHA256[:min(12, len(c.SHA256))])
-			if c.Error != "" {
-				notes = append(notes, fmt.Sprintf("%s: congestion control %s: %s", n.Node, c.Name, c.Error))
-			}
 		}
 		for _, e := range n.Endpoints {
 			endpoints.row(e.Endpoint, n.Node, e.Profile, cmp.Or(string(e.Stack), "refused"), settingsText(&e), e.Fault)
-			notes = append(notes, lackNotes(n.Node, e)...)
 		}
 		for _, m := range n.Modules {
 			modules.row(append([]string{string(m.Stack), n.Node, cmp.Or(zeroless(m.PID), "-"), fmt.Sprint(m.Ended)}, useOf(m.StackUse)...)...)
@@ -95,24 +90,11 @@ func printStacks(out io.Writer, list []nodeStacks) error {
 				modules.row(append([]string{"  " + t.Endpoint, n.Node, "", ""}, useOf(t.StackUse)...)...)
 			}
 			tenants++
-			if m.Drain != nil {
-				when := ""
-				if m.Drain.Until != nil {
-					when = ", at the latest at " + m.Drain.Until.Format(time.RFC3339)
-				}
-				notes = append(notes, fmt.Sprintf("%s: another build of the module %s is installed: it takes over when no connection lives by this one%s", n.Node, m.Stack, when))
-			}
 		}
-		for _, fault := range n.Faults {
-			notes = append(notes, n.Node+": "+fault)
-		}
-	}
-	for _, name := range first.Behind {
-		notes = append(notes, "node "+name+": its agent is of an earlier build, which does not know stack profiles")
 	}
 	for _, t := range []struct {
 		rows  int
-		table interface{ writeTo(io.Writer) error }
+		table *table
 	}{{1, profiles}, {len(first.Congestion), congestion}, {1, endpoints}, {tenants, modules}} {
 		if t.rows == 0 {
 			continue
@@ -124,12 +106,43 @@ func printStacks(out io.Writer, list []nodeStacks) error {
 			return err
 		}
 	}
-	for _, note := range notes {
+	for _, note := range stackNotes(list) {
 		if _, err := fmt.Fprintln(out, note); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// stackNotes say what is not as it should be, in the whole network at last.
+func stackNotes(list []nodeStacks) (notes []string) {
+	for _, n := range list {
+		for _, c := range n.Congestion {
+			if c.Error != "" {
+				notes = append(notes, fmt.Sprintf("%s: congestion control %s: %s", n.Node, c.Name, c.Error))
+			}
+		}
+		for _, e := range n.Endpoints {
+			notes = append(notes, lackNotes(n.Node, e)...)
+		}
+		for _, m := range n.Modules {
+			if m.Drain == nil {
+				continue
+			}
+			when := ""
+			if m.Drain.Until != nil {
+				when = ", at the latest at " + m.Drain.Until.Format(time.RFC3339)
+			}
+			notes = append(notes, fmt.Sprintf("%s: another build of the module %s is installed: it takes over when no connection lives by this one%s", n.Node, m.Stack, when))
+		}
+		for _, fault := range n.Faults {
+			notes = append(notes, n.Node+": "+fault)
+		}
+	}
+	for _, name := range list[0].Behind {
+		notes = append(notes, "node "+name+": its agent is of an earlier build, which does not know stack profiles")
+	}
+	return notes
 }
 
 // settingsText gives what is in force of a profile for an endpoint.

@@ -237,27 +237,7 @@ func (f *flags) config() (node.Config, error) {
 	if err != nil {
 		return cfg, fmt.Errorf("find own program: %w", err)
 	}
-	cfg.Planes = func(h plane.Host) ([]plane.Plane, error) {
-		modules, err := stacks.Open(stacks.Config{
-			StateDir: cfg.StateDir, Self: self, StackModules: h.StackModules, Traps: h.Traps, Keeper: h.Keeper, StacksChanged: h.StacksChanged,
-			OwnModules: f.stackModules, Drain: f.stackDrain, Faults: h.Faults, Observe: h.Observe, Log: h.Log,
-		})
-		if err != nil {
-			return nil, err
-		}
-		memory, err := lanes.Open(lanes.Config{Self: self, Traps: h.Traps, Log: h.Log})
-		if err != nil {
-			return nil, errors.Join(err, modules.Close())
-		}
-		service, err := queues.Open(queues.Config{StateDir: cfg.StateDir, Self: self, Traps: h.Traps, Sockets: h.Sockets, Modules: modules, Log: h.Log})
-		if err != nil {
-			return nil, errors.Join(err, modules.Close(), memory.Close())
-		}
-		return []plane.Plane{modules, memory, service, verbs.Open(verbs.Config{
-			StateDir: cfg.StateDir, SeccompSocket: cfg.SeccompSocket, Self: self, Device: f.rdmaDevice, Outside: outside, Decide: h.StackModules.Decide, Limits: f.verbs, Sockets: h.Sockets, SetGroups: h.SetGroups, Faults: h.Faults,
-			Log: h.Log,
-		})}, nil
-	}
+	cfg.Planes = func(h plane.Host) ([]plane.Plane, error) { return f.planes(h, cfg, self, outside) }
 	if !f.noKeeper {
 		cfg.KeeperExe = self
 		if s := systemd.OpenFDStore(); s != nil {
@@ -266,6 +246,29 @@ func (f *flags) config() (node.Config, error) {
 	}
 	cfg.Log, err = logform.New(os.Stderr, f.logLevel, f.logFormat)
 	return cfg, err
+}
+
+// planes opens those beside the TCP plane; outside are the prefixes of --rdma-outside.
+func (f *flags) planes(h plane.Host, cfg node.Config, self string, outside []netip.Prefix) ([]plane.Plane, error) {
+	modules, err := stacks.Open(stacks.Config{
+		StateDir: cfg.StateDir, Self: self, StackModules: h.StackModules, Traps: h.Traps, Keeper: h.Keeper, StacksChanged: h.StacksChanged,
+		OwnModules: f.stackModules, Drain: f.stackDrain, Faults: h.Faults, Observe: h.Observe, Log: h.Log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	memory, err := lanes.Open(lanes.Config{Self: self, Traps: h.Traps, Log: h.Log})
+	if err != nil {
+		return nil, errors.Join(err, modules.Close())
+	}
+	service, err := queues.Open(queues.Config{StateDir: cfg.StateDir, Self: self, Traps: h.Traps, Sockets: h.Sockets, Modules: modules, Log: h.Log})
+	if err != nil {
+		return nil, errors.Join(err, modules.Close(), memory.Close())
+	}
+	return []plane.Plane{modules, memory, service, verbs.Open(verbs.Config{
+		StateDir: cfg.StateDir, SeccompSocket: cfg.SeccompSocket, Self: self, Device: f.rdmaDevice, Outside: outside, Decide: h.StackModules.Decide, Limits: f.verbs, Sockets: h.Sockets, SetGroups: h.SetGroups, Faults: h.Faults,
+		Log: h.Log,
+	})}, nil
 }
 
 // setUnderlay reads the node's address, and where its inner one is to be from if that is IPv6.

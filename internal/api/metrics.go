@@ -222,16 +222,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(revisionDesc, float64(st.Store.Revision))
 	collectPolicy(st.Policy, gauge, counter)
 	collectFlows(st.Flows, gauge, counter)
-	faults := make(map[FaultReason]int)
-	for _, f := range st.Faults {
-		faults[f.Reason]++
-	}
-	for _, r := range st.FaultReasons {
-		faults[r] += 0 // without one, too
-	}
-	for r, n := range faults {
-		gauge(faultsDesc, float64(n), string(r))
-	}
+	collectFaults(st, gauge)
 	collectEncryption(st.Encryption, gauge, counter)
 	collectInterception(st.Interception, gauge, counter)
 	collectCaps(limits, gauge, counter)
@@ -253,6 +244,19 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	if stacks, err := c.agent.Stacks(ctx); err == nil {
 		collectStacks(stacks.Modules, gauge, counter)
 		collectStackTime(stacks.Modules, ch)
+	}
+}
+
+func collectFaults(st Status, gauge func(d *prometheus.Desc, v float64, labels ...string)) {
+	faults := make(map[FaultReason]int)
+	for _, f := range st.Faults {
+		faults[f.Reason]++
+	}
+	for _, r := range st.FaultReasons {
+		faults[r] += 0 // without one, too
+	}
+	for r, n := range faults {
+		gauge(faultsDesc, float64(n), string(r))
 	}
 }
 

@@ -76,79 +76,69 @@ func (v *View) Reset() {
 // the schema is logged and counted, and its key treated as absent.
 func (v *View) Set(key string, value []byte, created int64) {
 	k, err := v.keys.Parse(key)
+	if err == nil {
+		err = v.set(k, value, created)
+	}
 	if err != nil {
 		v.skip(key, err.Error())
-		return
 	}
+}
+
+// set is Set; after an error what there was under the key has gone, or is as setPolicy, setStack
+// and setObject say.
+func (v *View) set(k Key, value []byte, created int64) error {
 	switch k.Kind {
 	case KeyNode:
 		v.changedNodes[k.Node] = true
 		n, err := ParseNode(k.Node, value)
-		if err != nil {
-			delete(v.nodes, k.Node)
-			v.skip(key, err.Error())
-			return
-		}
-		v.nodes[k.Node] = nodeRecord{node: n, created: created}
+		return keep(v.nodes, k.Node, nodeRecord{node: n, created: created}, err)
 	case KeyNameLease:
 		v.nameLeasesShown = nil
 		h, err := ParseNameLease(k.Node, value)
-		if err != nil {
-			delete(v.nameLeases, k.Node)
-			v.skip(key, err.Error())
-			return
-		}
-		v.nameLeases[k.Node] = h
+		return keep(v.nameLeases, k.Node, h, err)
 	case KeyOffline:
 		v.offlineShown = nil
 		a, err := ParseOfflineRecord(k.Node, value)
-		if err != nil {
-			delete(v.offline, k.Node)
-			v.skip(key, err.Error())
-			return
-		}
-		v.offline[k.Node] = a
+		return keep(v.offline, k.Node, a, err)
 	case KeyEndpoint:
 		v.changedOn[k.Node] = true
 		e, err := ParseEndpoint(k.Node, k.Endpoint, value)
-		if err != nil {
-			delete(v.endpoints[k.Node], k.Endpoint)
-			v.skip(key, err.Error())
-			return
-		}
-		if v.endpoints[k.Node] == nil {
+		if err == nil && v.endpoints[k.Node] == nil {
 			v.endpoints[k.Node] = make(map[model.EndpointID]model.Endpoint)
 		}
-		v.endpoints[k.Node][k.Endpoint] = e
+		return keep(v.endpoints[k.Node], k.Endpoint, e, err)
 	case KeyMove:
 		m, err := ParseMove(k.Addr, value)
 		if err != nil {
 			v.setMove(k.Addr, nil)
-			v.skip(key, err.Error())
-			return
+			return err
 		}
 		v.setMove(k.Addr, &m)
 	case KeyPolicy:
-		if err := v.setPolicy(k.Name, value); err != nil {
-			v.skip(key, err.Error())
-		}
+		return v.setPolicy(k.Name, value)
 	case KeyNamespace:
 		n, err := ParseNamespace(k.Name, value)
 		if err != nil {
 			v.deleteNamespace(k.Name)
-			v.skip(key, err.Error())
-			return
+			return err
 		}
 		v.setNamespace(n)
 	case KeyStack:
-		if err := v.setStack(k.Name, value); err != nil {
-			v.skip(key, err.Error())
-		}
+		return v.setStack(k.Name, value)
 	case KeyCongestion:
-		if err := v.setObject(k.Name, value); err != nil {
-			v.skip(key, err.Error())
-		}
+		return v.setObject(k.Name, value)
 	}
+	return nil
+}
+
+// keep sets an entry to what was read, and deletes it if that failed.
+func keep[K comparable, V any](all map[K]V, key K, read V, err error) error {
+	if err != nil {
+		delete(all, key)
+		return err
+	}
+	all[key] = read
+	return nil
 }
 
 // Delete takes in that key is gone.

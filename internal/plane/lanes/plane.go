@@ -1,8 +1,8 @@
 // Package lanes is the plane of endpoints whose connections with each other on one node go through
-// shared memory (docs/architecture/stacks.md). Such a connection is one of the TCP plane's in all
-// but its bytes: libraries in both containers, a GuestLib each (NetKernel, HotNets '17), ask for
-// memory by a trapped socket(), and the plane gives both the same, if profiles and limits let it
-// (docs/protocols/memory-lanes.md).
+// shared memory (docs/architecture/guest-library.md). Such a connection is one of the TCP plane's
+// in all but its bytes: libraries in both containers, a GuestLib each (NetKernel, HotNets '17), ask
+// for memory by a trapped socket(), and the plane gives both the same, if profiles and limits let
+// it (docs/protocols/memory-lanes.md).
 package lanes
 
 import (

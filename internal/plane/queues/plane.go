@@ -1,8 +1,8 @@
 // Package queues is the plane of endpoints whose programs send by queues (NetKernel, HotNets '17;
-// docs/architecture/stacks.md): a library in the program puts bytes into rings in shared memory,
-// and a service of the node, heddle-stack --queues, has the kernel's sockets take them. The plane
-// keeps the service, gives it the connections that libraries ask for, and makes sockets for guests
-// that have no other way to them (docs/protocols/stack-queues.md).
+// docs/architecture/guest-library.md): a library in the program puts bytes into rings in shared
+// memory, and a service of the node, heddle-stack --queues, has the kernel's sockets take them. The
+// plane keeps the service, gives it the connections that libraries ask for, and makes sockets for
+// guests that have no other way to them (docs/protocols/stack-queues.md).
 package queues
 
 import (

@@ -135,12 +135,6 @@ impl Stream {
     pub fn wakes_reader(&self) -> bool {
         take(self.flag(IN.consumer_waits))
     }
-
-    /// The same of whoever waits for room in the out ring.
-    #[must_use]
-    pub fn wakes_writer(&self) -> bool {
-        take(self.flag(OUT.producer_waits))
-    }
 }
 
 fn take(word: &AtomicU32) -> bool {

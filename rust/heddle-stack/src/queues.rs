@@ -1,5 +1,5 @@
 //! The service of queues: what the kernel's TCP is to guests that have rings in shared memory in
-//! place of system calls. `docs/architecture/stacks.md`; the protocol is
+//! place of system calls. `docs/architecture/guest-library.md`; the protocol is
 //! `docs/protocols/stack-queues.md`.
 //!
 //! | module | what it owns |

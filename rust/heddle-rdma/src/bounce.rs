@@ -11,8 +11,9 @@ use verbs_protocol::ibv;
 use verbs_protocol::slots::Send;
 use verbs_protocol::statistics::Reason;
 
+use crate::copying::CHUNK;
 use crate::ibverbs::{Domain, PARTS, Part, Region};
-use crate::memory::{self, CHUNK, Use};
+use crate::memory::{self, Use};
 use crate::objects::Objects;
 use crate::requests::gather;
 

@@ -12,9 +12,10 @@ use verbs_protocol::{ibv, plain};
 
 use crate::endpoint::Quota;
 use crate::events::EventSocket;
-use crate::memory::{ACCESS_KNOWN, Mapped, Process, Region};
+use crate::memory::{ACCESS_KNOWN, Mapped, Region};
 use crate::multicast::MEMBERSHIPS;
 use crate::objects::{Ah, Channel, Memory, Objects, Pd, Source};
+use crate::process::Process;
 use crate::protection::{Protection, protects};
 use crate::sys;
 

@@ -10,8 +10,8 @@ use verbs_protocol::plain;
 use verbs_protocol::statistics::Reason;
 
 use crate::endpoint::Quota;
-use crate::memory::Process;
 use crate::objects::{Context, Objects, Source, Unsent};
+use crate::process::Process;
 use crate::protection::{Protection, protects};
 use crate::sys;
 

@@ -8,8 +8,9 @@ use std::time::Instant;
 
 use verbs_protocol::wire::{HEADER, Header};
 
-use crate::memory::{Fault, Piece, rest_of};
+use crate::memory::Fault;
 use crate::objects::Objects;
+use crate::pieces::{Piece, rest_of};
 use crate::remote::{frame_length, returns};
 use crate::requests::gather;
 use crate::sys;

@@ -32,7 +32,9 @@
 //! | `greeting` | they are greeted and matched |
 //! | `link` | and read, written and ended |
 //! | `queues` | requests out of rings, completions into them |
-//! | `memory` | which bytes a key names, and how they are copied |
+//! | `memory`, `pieces` | which bytes a key names, and where they are |
+//! | `process` | memory of programs |
+//! | `copying` | bytes from one side to the other |
 //! | `under_way` | which memory is being copied |
 //! | `holes` | memory is closed to holes before it is looked at |
 //! | `kept` | memory that was forgotten here, and that programs have |
@@ -61,6 +63,7 @@ mod commands;
 mod completing;
 mod connect;
 mod control;
+mod copying;
 mod datagrams;
 mod direct;
 mod elsewhere;
@@ -79,7 +82,9 @@ mod native;
 mod objects;
 pub mod opener;
 mod outside;
+mod pieces;
 mod placing;
+mod process;
 mod protection;
 mod queue_commands;
 mod queue_pairs;

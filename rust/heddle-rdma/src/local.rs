@@ -5,7 +5,8 @@ use std::time::Instant;
 use verbs_protocol::ibv;
 use verbs_protocol::statistics::Reason;
 
-use crate::memory::{self, CHUNK, Fault, Side, Use};
+use crate::copying::{CHUNK, Side};
+use crate::memory::{self, Fault, Use};
 use crate::objects::{Current, Objects};
 use crate::protection::{Protection, protects};
 use crate::requests::{Pending, Step, Told, gather};

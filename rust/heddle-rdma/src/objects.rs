@@ -20,16 +20,19 @@ use crate::card_home::Home;
 use crate::cm;
 use crate::cm_events::EventChannel;
 use crate::connect::Asked;
+use crate::copying::Copier;
 use crate::elsewhere::{Elsewhere, Held};
 use crate::endpoint::{Endpoint, Quota};
 use crate::events::EventSocket;
 use crate::ibverbs::Domain;
 use crate::kept::Kept;
 use crate::link::{Link, Timer};
-use crate::memory::{Copier, Piece, Process, Regions};
+use crate::memory::Regions;
 use crate::multicast::Groups;
 use crate::native::Native;
 use crate::outside::Outside;
+use crate::pieces::Piece;
+use crate::process::Process;
 use crate::queues::{CompletionRing, ReceiveRing, SendRing};
 use crate::shards::Nudge;
 use crate::sys::Epoll;
@@ -163,6 +166,8 @@ pub(crate) struct Qp {
     pub(crate) signal_all: bool,
     pub(crate) capabilities: Capabilities,
     pub(crate) state: State,
+    /// How often it was in RESET: what a thread began before that is not its own any more.
+    pub(crate) epoch: u64,
     pub(crate) attr: verbs_qp_attr,
     pub(crate) send: SendRing,
     /// None with a shared receive queue.

@@ -149,11 +149,6 @@ impl Objects {
             self.take_native();
         }
         let qp = usable(self.qps.get_mut(number).filter(|q| owns(context, q.context)))?;
-        // What a thread has under way of it cannot be dropped.
-        let held = qp.in_turn || qp.taken > 0;
-        if held && request.mask & ibv::QP_STATE != 0 && request.attr.qp_state == 0 {
-            return Err(EBUSY);
-        }
         let to = verbs_qp::modify(qp.state, qp.service, request.mask, &request.attr, limits);
         let Ok(to) = to else {
             self.note_outside(number, request);
@@ -175,6 +170,7 @@ impl Objects {
             State::Reset => {
                 self.unlink(number);
                 usable(self.qps.get_mut(number))?.reset();
+                self.await_qp(endpoint, number);
             }
             State::ReadyToReceive => {
                 qp.state = to;
@@ -209,11 +205,17 @@ impl Objects {
         number: u32,
     ) -> Result<Answer, Errno> {
         self.forget_qp(context, number)?;
+        let endpoint = self.contexts.get(context).map_or(0, |c| c.endpoint);
+        self.await_qp(endpoint, number);
+        Ok(done())
+    }
+
+    /// Waits until no thread touches memory for what a queue pair was asked before it was destroyed
+    /// or reset.
+    fn await_qp(self: &mut Box<Self>, endpoint: u32, number: u32) {
         if protects(Protection::UnderWay) {
-            let endpoint = self.contexts.get(context).map_or(0, |c| c.endpoint);
             self.await_copies(endpoint, |user| user.qp == number);
         }
-        Ok(done())
     }
 
     /// Gives a queue pair up, for which copies may still be under way.

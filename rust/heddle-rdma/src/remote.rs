@@ -8,8 +8,9 @@ use verbs_protocol::ibv;
 use verbs_protocol::wire::{self, FIRST, FRAME_MAX, Header, Kind, LAST, SOLICITED};
 use verbs_qp::Service;
 
+use crate::copying::CHUNK;
 use crate::link::{Link, Phase, SEND_HIGH, Sent};
-use crate::memory::{CHUNK, Fault};
+use crate::memory::Fault;
 use crate::objects::{Current, Objects};
 use crate::placing::Placing;
 use crate::requests::{Turn, gather, refusal};

@@ -12,8 +12,9 @@ use verbs_protocol::statistics::Reason;
 use verbs_qp::{Service, State};
 
 use crate::commands::MAX_MESSAGE;
-use crate::memory::{self, Fault, Piece, Regions, Use};
+use crate::memory::{self, Fault, Regions, Use};
 use crate::objects::{Current, Objects, Qp};
+use crate::pieces::Piece;
 use crate::protection::{Protection, protects};
 use crate::queues::{Dead, ReceiveRing};
 

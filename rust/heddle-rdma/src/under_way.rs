@@ -4,8 +4,8 @@
 
 use std::sync::{Condvar, Mutex, PoisonError};
 
-use crate::memory::{Piece, User};
 use crate::objects::Objects;
+use crate::pieces::{Piece, User};
 
 /// Copies by threads that have put the baton down for it.
 #[derive(Default)]

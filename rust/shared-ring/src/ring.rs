@@ -92,6 +92,22 @@ pub fn create(memory: &Arc<SharedMemory>, offset: usize, capacity: u32) -> Resul
     Ok(())
 }
 
+/// The ring at `offset`, if nothing has been done yet on the side whose index `observe` reads.
+#[cfg(not(loom))]
+fn fresh(
+    memory: &Arc<SharedMemory>,
+    offset: usize,
+    capacity: u32,
+    observe: fn(&RingStorage) -> u32,
+) -> Result<RingStorage, AttachError> {
+    let storage = RingStorage::find(memory, offset, capacity)?;
+    storage.check_description()?;
+    match observe(&storage) {
+        0 => Ok(storage),
+        index => Err(AttachError::InUse(index)),
+    }
+}
+
 /// The side of a ring that pushes.
 #[derive(Debug)]
 pub struct Producer {
@@ -116,12 +132,7 @@ impl Producer {
         offset: usize,
         capacity: u32,
     ) -> Result<Self, AttachError> {
-        let storage = RingStorage::find(memory, offset, capacity)?;
-        storage.check_description()?;
-        match storage.observe_produced() {
-            0 => Ok(Self::over(storage)),
-            index => Err(AttachError::InUse(index)),
-        }
+        fresh(memory, offset, capacity, RingStorage::observe_produced).map(Self::over)
     }
 
     pub(crate) fn over(storage: RingStorage) -> Self {
@@ -212,12 +223,7 @@ impl Consumer {
         offset: usize,
         capacity: u32,
     ) -> Result<Self, AttachError> {
-        let storage = RingStorage::find(memory, offset, capacity)?;
-        storage.check_description()?;
-        match storage.observe_consumed() {
-            0 => Ok(Self::over(storage)),
-            index => Err(AttachError::InUse(index)),
-        }
+        fresh(memory, offset, capacity, RingStorage::observe_consumed).map(Self::over)
     }
 
     pub(crate) fn over(storage: RingStorage) -> Self {

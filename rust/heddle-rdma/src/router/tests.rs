@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::endpoint::Endpoint;
-use crate::memory::Process;
 use crate::objects::Context;
+use crate::process::Process;
 
 /// A loop with two contexts that are awake.
 fn with_two() -> (Loop, [u32; 2]) {

@@ -450,7 +450,7 @@ impl Objects {
             return Err(errno);
         }
         let region = Region {
-            number: self.next_region(),
+            number: self.next_number(),
             context,
             pd: r.pd,
             iova: r.iova,

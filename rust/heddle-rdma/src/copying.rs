@@ -123,7 +123,7 @@ impl Objects {
     /// Whether the region and the queue pair are still there.
     fn may_touch(&self, user: User) -> bool {
         let region = self.regions.get(user.key);
-        region.is_some_and(|r| r.number == user.region) && self.qps.get(user.qp).is_some()
+        region.is_some_and(|r| r.number == user.region) && self.still(user.qp, user.epoch) != 0
     }
 
     /// Whether one side is memory of a program's own, whose pages come when it likes, and the other

@@ -167,6 +167,7 @@ impl Objects {
                 self.store(bytes)
             });
         }
+        let peer = self.still(peer, usage.epoch);
         self.hold(peer, -1);
         match stored {
             Ok(()) => {

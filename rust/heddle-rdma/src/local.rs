@@ -33,7 +33,7 @@ impl Objects {
         length: u64,
         bytes: &mut i64,
     ) -> Step {
-        let receive = self.receive_for(peer)?;
+        let (epoch, receive) = (self.epoch(peer), self.receive_for(peer)?);
         if receive.length() < length {
             self.hold(peer, -1);
             if !self.is_reliable(peer) {
@@ -49,6 +49,7 @@ impl Objects {
             gather(&objects.regions, entries, entry, done, n, usage, &mut objects.to)
         };
         let copied = self.copy_out((number, peer), current, length, bytes, to);
+        let peer = self.still(peer, epoch);
         self.hold(peer, -1);
         match copied {
             Ok(()) => {
@@ -91,12 +92,14 @@ impl Objects {
             let found = memory::check(&self.regions, head.rkey, head.remote_address, all, usage);
             found.map_err(|Fault| Pending::Failed(ibv::WC_REM_ACCESS_ERR))?;
         }
+        let epoch = self.epoch(peer);
         let receive = if with_imm { Some(self.receive_for(peer)?) } else { None };
         let to = |objects: &mut Self, done, n| {
             let at = head.remote_address.checked_add(done).ok_or(Fault)?;
             memory::find(&objects.regions, head.rkey, at, n, usage, &mut objects.to)
         };
         let copied = self.copy_out((number, peer), current, length, bytes, to);
+        let peer = self.still(peer, epoch);
         if receive.is_some() {
             self.hold(peer, -1);
         }
@@ -229,14 +232,17 @@ impl Objects {
         let (entries, entry) = (send.entries(), |i| send.entry(i));
         gather(&self.regions, entries, entry, 0, 8, local, &mut self.to)
             .map_err(|Fault| Pending::Failed(ibv::WC_LOC_PROT_ERR))?;
+        // What the peer's page holds up must not have this side's memory.
+        self.to.clear();
         // Another thread may be in the middle of one.
-        if !self.begin_atomic(peer) {
-            return Err(Pending::Turn);
-        }
+        let endpoint = self.begin_atomic(peer).ok_or(Pending::Turn)?;
         let changed = self.change(head.opcode, head.compare_add, head.swap, there);
-        self.end_atomic(peer);
+        self.end_atomic(endpoint);
         let value = changed.map_err(|Fault| Pending::Failed(ibv::WC_REM_OP_ERR))?;
         self.account_served(peer, 8, 0);
+        if self.still(number, local.epoch) == 0 && protects(Protection::UnderWay) {
+            return Ok(()); // its memory is the program's again
+        }
         self.to.clear();
         let send = &current.send;
         let (entries, entry) = (send.entries(), |i| send.entry(i));
@@ -286,16 +292,16 @@ impl Objects {
         }
     }
 
-    /// Whether nobody is in the middle of an atomic on memory of a queue pair's endpoint. Now
+    /// The endpoint of a queue pair, if nobody is in the middle of an atomic on its memory. Now
     /// somebody is.
-    pub(crate) fn begin_atomic(&mut self, number: u32) -> bool {
-        let endpoint = self.qps.get(number).map_or(0, |q| q.endpoint);
-        let endpoint = self.endpoints.get_mut(endpoint);
-        endpoint.is_some_and(|e| !std::mem::replace(&mut e.in_atomic, true))
+    pub(crate) fn begin_atomic(&mut self, number: u32) -> Option<u32> {
+        let handle = self.qps.get(number)?.endpoint;
+        let endpoint = self.endpoints.get_mut(handle)?;
+        (!std::mem::replace(&mut endpoint.in_atomic, true)).then_some(handle)
     }
 
-    pub(crate) fn end_atomic(&mut self, number: u32) {
-        let endpoint = self.qps.get(number).map_or(0, |q| q.endpoint);
+    /// The queue pair may be gone by now.
+    pub(crate) fn end_atomic(&mut self, endpoint: u32) {
         if let Some(endpoint) = self.endpoints.get_mut(endpoint) {
             endpoint.in_atomic = false;
         }

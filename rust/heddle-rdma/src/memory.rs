@@ -129,6 +129,8 @@ fn size(length: u64) -> Result<usize, Fault> {
 pub(crate) struct Use {
     /// The queue pair that names it, or whose peer does.
     pub(crate) qp: u32,
+    /// The queue pair's.
+    pub(crate) epoch: u64,
     pub(crate) pd: u32,
     /// `enum ibv_access_flags`; 0: reading by the owner.
     pub(crate) access: u32,
@@ -176,6 +178,6 @@ pub(crate) fn find(
     pieces: &mut Vec<Piece>,
 ) -> Result<(), Fault> {
     let (region, offset) = look(regions, key, address, length, usage)?;
-    let user = User { key, region: region.number, qp: usage.qp };
+    let user = User { key, region: region.number, qp: usage.qp, epoch: usage.epoch };
     region.pieces(user, offset, length, pieces)
 }

@@ -356,6 +356,9 @@ impl Objects {
         *budget -= REQUEST_COST + i64::try_from(bounced).unwrap_or(0);
         if bounced > 0 && !returns && !send.is_inline() {
             let loaded = self.load_bounced(number, epoch, send, &plan, usage);
+            if self.still(number, usage.epoch) == 0 {
+                return false;
+            }
             let Some(native) = self.native(number, epoch) else {
                 // It has failed meanwhile: this one is flushed with the others.
                 self.keep_current(number, current);
@@ -419,8 +422,8 @@ impl Objects {
         budget: &mut i64,
     ) {
         let Sent { send, plan } = request;
+        let usage = self.local(number, ibv::ACCESS_LOCAL_WRITE);
         if status == ibv::WC_SUCCESS && returns(send.head.opcode) {
-            let usage = self.local(number, ibv::ACCESS_LOCAL_WRITE);
             let entry = |i| send.entry(i);
             let (entries, length) = (send.entries(), send.length());
             *budget -= i64::try_from(plan.held).unwrap_or(0);
@@ -428,6 +431,7 @@ impl Objects {
                 status = ibv::WC_LOC_PROT_ERR;
             }
         }
+        let number = self.still(number, usage.epoch);
         if let Some(bounce) = self.native(number, epoch).and_then(|n| n.bounce.as_mut()) {
             bounce.sends.give(plan.held);
         }
@@ -449,8 +453,8 @@ impl Objects {
         let Received { receive, plan } = received;
         let written = done.opcode == ibv::WC_RECV_RDMA_WITH_IMM;
         let (mut status, length) = (done.status, u64::from(done.length));
+        let usage = self.local(number, ibv::ACCESS_LOCAL_WRITE);
         if status == ibv::WC_SUCCESS && !written {
-            let usage = self.local(number, ibv::ACCESS_LOCAL_WRITE);
             let entry = |i| receive.entry(i);
             *budget -= i64::try_from(plan.held).unwrap_or(0);
             let entries = receive.entries();
@@ -458,6 +462,7 @@ impl Objects {
                 status = ibv::WC_LOC_PROT_ERR;
             }
         }
+        let number = self.still(number, usage.epoch);
         if let Some(bounce) = self.native(number, epoch).and_then(|n| n.bounce.as_mut()) {
             bounce.receives.give(plan.held);
         }

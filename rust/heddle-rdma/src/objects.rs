@@ -166,7 +166,7 @@ pub(crate) struct Qp {
     pub(crate) signal_all: bool,
     pub(crate) capabilities: Capabilities,
     pub(crate) state: State,
-    /// How often it was in RESET: what a thread began before that is not its own any more.
+    /// Another one after each RESET: what a thread began before is not its own any more.
     pub(crate) epoch: u64,
     pub(crate) attr: verbs_qp_attr,
     pub(crate) send: SendRing,

@@ -31,6 +31,7 @@ pub(crate) struct User {
     pub(crate) key: u32,
     pub(crate) region: u64,
     pub(crate) qp: u32,
+    pub(crate) epoch: u64,
 }
 
 /// Bytes somewhere, found and checked.

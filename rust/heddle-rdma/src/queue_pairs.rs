@@ -11,7 +11,7 @@ use verbs_qp::{Service, State};
 
 use crate::accounts::QpAccount;
 use crate::commands::{
-    Answer, EBUSY, MAX_INLINE, MAX_SGE, MAX_WR, answer, capacity, done, owns, size, usable,
+    Answer, MAX_INLINE, MAX_SGE, MAX_WR, answer, capacity, done, owns, size, usable,
 };
 use crate::endpoint::Quota;
 use crate::objects::{Capabilities, Objects, Qp};
@@ -48,6 +48,7 @@ impl Objects {
         let mut native = self.prepare_native(endpoint, &r);
         let made = self.with_memory(context, Quota::Qps, shape.length, |objects, memory| {
             let (send, receive) = shape.rings(memory)?;
+            let epoch = objects.next_number();
             let qp = Qp {
                 context,
                 endpoint,
@@ -60,6 +61,7 @@ impl Objects {
                 signal_all: r.sq_sig_all == 1,
                 capabilities: shape.granted,
                 state: State::Reset,
+                epoch,
                 attr: abi::verbs_qp_attr::default(),
                 send,
                 receive,
@@ -169,7 +171,8 @@ impl Objects {
             State::Error => self.fail(number),
             State::Reset => {
                 self.unlink(number);
-                usable(self.qps.get_mut(number))?.reset();
+                let epoch = self.next_number();
+                usable(self.qps.get_mut(number))?.reset(epoch);
                 self.await_qp(endpoint, number);
             }
             State::ReadyToReceive => {
@@ -287,8 +290,11 @@ impl Shape {
 
 impl Qp {
     /// Forgets all that is under way and in the rings.
-    fn reset(&mut self) {
+    fn reset(&mut self, epoch: u64) {
         self.state = State::Reset;
+        self.epoch = epoch;
+        // A thread that has something of it under way finds out by the epoch.
+        (self.in_turn, self.is_due, self.taken) = (false, false, 0);
         self.attr = abi::verbs_qp_attr::default();
         self.current = None;
         self.inbound = None;

@@ -96,7 +96,8 @@ impl Objects {
         let reliable = self.is_reliable(number);
         let mut left = WINDOW as usize;
         while left > 0 {
-            let Some(link) = self.links.get_mut(handle) else { return turn };
+            let link = self.links.get_mut(handle).filter(|l| l.qp == number);
+            let Some(link) = link else { return turn };
             if link.unsent.len() >= SEND_HIGH
                 || link.direct.is_full
                 || link.not_before.is_some_and(|at| at > now)

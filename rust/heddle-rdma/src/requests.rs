@@ -96,8 +96,8 @@ impl Objects {
             qp.is_due = true;
             return Turn::default();
         }
+        let (state, epoch) = (qp.state, qp.epoch);
         let worker = self.worker.serves();
-        let state = qp.state;
         let mut turn = match state {
             State::Error => Turn { worked: self.flush(number), ..Turn::default() },
             State::SendQueueError => Turn { worked: self.flush_sends(number), ..Turn::default() },
@@ -112,6 +112,7 @@ impl Objects {
             State::ReadyToSend | State::SendQueueDrained => self.send_turn(number, now),
             _ => Turn::default(),
         };
+        let number = self.still(number, epoch);
         self.tell_drained(number);
         self.notify();
         self.end_turn(number, worker);
@@ -217,12 +218,16 @@ impl Objects {
 
     fn send_turn(self: &mut Box<Self>, number: u32, now: Instant) -> Turn {
         let mut turn = Turn::default();
-        let debt = self.qps.get(number).map_or(0, |qp| qp.debt);
+        let (debt, epoch) = self.qps.get(number).map_or((0, 0), |qp| (qp.debt, qp.epoch));
         let mut bytes = QUANTUM - debt;
         while bytes > 0 {
             let Some(mut current) = self.take_current(number) else { break };
             let before = bytes;
-            match self.step(number, &mut current, &mut bytes) {
+            let step = self.step(number, &mut current, &mut bytes);
+            if self.still(number, epoch) == 0 {
+                return turn;
+            }
+            match step {
                 Ok(()) => {
                     self.complete_send(number, &current.send, ibv::WC_SUCCESS);
                     turn.worked = true;
@@ -500,13 +505,15 @@ impl Objects {
 
     /// What entries of a queue pair's own requests may name.
     pub(crate) fn local(&self, number: u32, access: u32) -> Use {
-        Use { qp: number, pd: self.qps.get(number).map_or(0, |q| q.pd), access }
+        let (pd, epoch) = self.qps.get(number).map_or((0, 0), |q| (q.pd, q.epoch));
+        Use { qp: number, epoch, pd, access }
     }
 
     /// What the peer of a queue pair may name, if the queue pair allows that at all.
     pub(crate) fn remote(&self, number: u32, access: u32) -> Option<Use> {
         let qp = self.qps.get(number)?;
-        (qp.attr.access & access == access).then_some(Use { qp: number, pd: qp.pd, access })
+        let allowed = qp.attr.access & access == access;
+        allowed.then_some(Use { qp: number, epoch: qp.epoch, pd: qp.pd, access })
     }
 }
 

@@ -145,7 +145,10 @@ impl Objects {
             return Err(Broken);
         }
         let sent = matches!(head.opcode, ibv::WR_SEND | ibv::WR_SEND_WITH_IMM);
-        if !dropped && self.store_inbound(number, sent, &head, done, bytes).is_err() {
+        let epoch = self.epoch(number);
+        let stored = dropped || self.store_inbound(number, sent, &head, done, bytes).is_ok();
+        let number = self.still(number, epoch);
+        if !stored {
             let taken = self.qps.get_mut(number).and_then(|q| q.inbound.take());
             let status = if sent { ibv::WC_REM_OP_ERR } else { ibv::WC_REM_ACCESS_ERR };
             self.refuse(handle, &head, status);
@@ -251,12 +254,12 @@ impl Objects {
         let place = (header.key, header.address, usage);
         memory::check(&self.regions, place.0, place.1, 8, usage)
             .map_err(|Fault| ibv::WC_REM_ACCESS_ERR)?;
-        if !self.begin_atomic(number) {
+        let Some(endpoint) = self.begin_atomic(number) else {
             let timer = self.qps.get(number).map_or(0, |q| q.attr.min_rnr_timer);
             return Ok(Response::NotReady { number: header.number, timer });
-        }
+        };
         let changed = self.change(header.opcode, header.total, header.swap, place);
-        self.end_atomic(number);
+        self.end_atomic(endpoint);
         let old = changed.map_err(|Fault| ibv::WC_REM_OP_ERR)?;
         self.account_served(number, 8, 0);
         Ok(Response::Atomic { number: header.number, value: old })

@@ -13,7 +13,7 @@ pub(crate) struct UnderWay {
     /// Each copy's number, and by what it touches something.
     touched: Vec<(u64, User)>,
     copies: u64,
-    regions: u64,
+    numbers: u64,
     /// Threads that wait for the end of one.
     waiting: usize,
 }
@@ -45,10 +45,22 @@ impl Ends {
 }
 
 impl Objects {
-    /// The number of a region that is made.
-    pub(crate) fn next_region(&mut self) -> u64 {
-        self.under_way.regions += 1;
-        self.under_way.regions
+    /// A number that nothing else has had.
+    pub(crate) fn next_number(&mut self) -> u64 {
+        self.under_way.numbers += 1;
+        self.under_way.numbers
+    }
+
+    /// A queue pair that a thread began something for, in an epoch of it. If it was destroyed or
+    /// reset meanwhile, which ends all that was begun: 0, which no queue pair has.
+    pub(crate) fn still(&self, number: u32, epoch: u64) -> u32 {
+        let qp = self.qps.get(number).filter(|qp| qp.epoch == epoch);
+        qp.map_or(0, |_| number)
+    }
+
+    /// The epoch of a queue pair.
+    pub(crate) fn epoch(&self, number: u32) -> u64 {
+        self.qps.get(number).map_or(0, |qp| qp.epoch)
     }
 
     /// A copy of these pieces begins.

@@ -27,6 +27,9 @@ fn one() -> MutexGuard<'static, ()> {
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Where an account has the number of queue pairs.
+const QPS: usize = 1;
+
 /// Whether two endpoints that have nothing to do with it cannot speak meanwhile.
 fn starve((a, from): (&mut End, Sge), (b, to): (&mut End, Sge)) -> bool {
     b.post_receive(7, &[to]);
@@ -141,23 +144,22 @@ fn a_page_that_does_not_come_when_it_is_registered_holds_up_nobody_else() {
 enum Ended {
     Region,
     QueuePair,
+    Reset,
 }
 
 impl Ended {
     /// Asks for the end of one of these.
     fn ask(self, end: &mut End, key: u32) {
-        let (command, object) = match self {
-            Self::Region => (abi::VERBS_DEREG_MR, key),
-            Self::QueuePair => (abi::VERBS_DESTROY_QP, end.qp.number),
-        };
-        end.device.ask_to_end(command, object);
+        match self {
+            Self::Region => end.device.ask_to_end(abi::VERBS_DEREG_MR, key),
+            Self::QueuePair => end.device.ask_to_end(abi::VERBS_DESTROY_QP, end.qp.number),
+            Self::Reset => end.device.ask_to_reset(end.qp.number),
+        }
     }
 }
 
-/// A program sends from a page that does not come until its peer has deregistered the memory that
-/// the bytes are for, or destroyed its queue pair, and put something else there. Whether that is
-/// overwritten.
-fn overwrites(router: &Router, ended: Ended) -> bool {
+/// A program that sends from a page that does not come, and its peer, which is to receive.
+fn sender_that_waits(router: &Router) -> (Pages, End, End) {
     for n in [1, 2] {
         router.add(n, Limits::default());
     }
@@ -168,6 +170,23 @@ fn overwrites(router: &Router, ended: Ended) -> bool {
     b.post_receive(7, &[b.whole()]);
     a.send(&sending(request(ibv::WR_SEND, 1), &[(pages.page(0), 64, key)]));
     eventually("the page", || pages.is_waited_for().then_some(()));
+    (pages, a, b)
+}
+
+/// The same, whose endpoint has a thread of its own. The page has come.
+fn sender_with_a_thread(router: &Router) -> (Pages, End, End) {
+    let (pages, mut a, b) = sender_that_waits(router);
+    eventually("a thread", || (router.times(1, Reason::MemorySlow) == 1).then_some(()));
+    pages.let_go();
+    assert_eq!(a.sends.result(), (1, ibv::WC_SUCCESS));
+    (pages, a, b)
+}
+
+/// A program sends from a page that does not come until its peer has deregistered the memory that
+/// the bytes are for, or destroyed its queue pair, and put something else there. Whether that is
+/// overwritten.
+fn overwrites(router: &Router, ended: Ended) -> bool {
+    let (pages, mut a, mut b) = sender_that_waits(router);
     let key = b.key;
     ended.ask(&mut b, key);
     // It does not wait for its peer's page.
@@ -192,24 +211,18 @@ fn memory_that_a_destroyed_queue_pair_was_to_receive_into_is_not_written_to() {
     attacked("under_way", |router| overwrites(router, Ended::QueuePair));
 }
 
-/// A program whose endpoint has a thread of its own writes to a page of a peer that does not come.
-/// Whether the peer is told that its memory is deregistered, or its queue pair destroyed, while
-/// that thread is about to write.
-fn is_told_too_early(router: &Router, ended: Ended) -> bool {
-    for n in [1, 2] {
-        router.add(n, Limits::default());
-    }
-    let (mut a, mut b) = pair_of([router; 2], [1, 2], ibv::QPT_RC, 64, |_| ());
-    let pages = Pages::new(router.folder());
-    let (address, length) = pages.all();
-    let key = a.device.register_at(a.pd, address, length, 15).unwrap();
-    b.post_receive(7, &[b.whole()]);
-    a.send(&sending(request(ibv::WR_SEND, 1), &[(pages.page(0), 64, key)]));
-    eventually("the page", || pages.is_waited_for().then_some(()));
-    eventually("a thread", || (router.times(1, Reason::MemorySlow) == 1).then_some(()));
-    pages.let_go();
-    assert_eq!(a.sends.result(), (1, ibv::WC_SUCCESS));
+#[test]
+fn memory_that_a_reset_queue_pair_was_to_receive_into_is_not_written_to() {
+    let _one = one();
+    attacked("under_way", |router| overwrites(router, Ended::Reset));
+}
 
+/// A program whose endpoint has a thread of its own writes to a page of a peer that does not come.
+/// Whether the peer is told that its memory is deregistered, or its queue pair destroyed or reset,
+/// while that thread is about to write.
+fn is_told_too_early(router: &Router, ended: Ended) -> bool {
+    let (pages, mut a, mut b) = sender_with_a_thread(router);
+    let (address, length) = pages.all();
     let key = b.device.register_at(b.pd, address, length, 15).unwrap();
     let there = abi::verbs_send {
         remote_address: pages.page(1),
@@ -239,6 +252,115 @@ fn who_deregisters_is_told_when_nobody_touches_the_memory_any_more() {
 fn who_destroys_a_queue_pair_is_told_when_nobody_touches_its_memory_any_more() {
     let _one = one();
     attacked("under_way", |router| is_told_too_early(router, Ended::QueuePair));
+}
+
+#[test]
+fn who_resets_a_queue_pair_is_told_when_nobody_touches_its_memory_any_more() {
+    let _one = one();
+    attacked("under_way", |router| is_told_too_early(router, Ended::Reset));
+}
+
+/// A queue pair is reset, connected anew and used while the page of the peer that it had does not
+/// come: what was begun before comes to nothing, and changes nothing of it.
+#[test]
+fn a_queue_pair_that_was_reset_has_nothing_to_do_with_what_was_begun() {
+    let _one = one();
+    let router = Router::start();
+    for n in [1, 2] {
+        router.add(n, Limits::default());
+    }
+    let (mut a, mut b) = pair_of([&router; 2], [1, 2], ibv::QPT_RC, 64, |_| ());
+    let pages = Pages::new(router.folder());
+    let (address, length) = pages.all();
+    let key = a.device.register_at(a.pd, address, length, 15).unwrap();
+    let mut other = b.device.qp(ibv::QPT_RC, b.pd, &b.sends, &b.sends, 0);
+    let (_, shared, _memory) = b.device.shared(b.pd, 4096);
+    b.post_receive(7, &[b.whole()]);
+    a.send(&sending(request(ibv::WR_SEND, 1), &[(pages.page(0), 64, key)]));
+    eventually("the page", || pages.is_waited_for().then_some(()));
+    assert_eq!(b.device.reset(b.qp.number), Ok(0));
+    let (one, two) = (b.qp.number, other.number);
+    b.device.connect(one, ibv::QPT_RC, (2, two), |_| ());
+    b.device.connect(two, ibv::QPT_RC, (2, one), |_| ());
+    for wr_id in [8, 9] {
+        b.post_receive(wr_id, &[(0, 64, shared)]);
+        let own = sending(request(ibv::WR_SEND, 5), &[(64, 64, shared)]);
+        b.device.post(&mut other.send, &own);
+        assert_eq!(b.sends.result(), (5, ibv::WC_SUCCESS));
+        assert_eq!(b.receives.result(), (wr_id, ibv::WC_SUCCESS));
+        pages.let_go();
+        assert!(wr_id != 8 || a.sends.result() == (1, ibv::WC_REM_OP_ERR));
+    }
+    assert_eq!(b.device.state(one), 3);
+    assert!(b.receives.poll().is_none());
+}
+
+/// The sender is reset and used again while its own request waits for a page of its peer.
+#[test]
+fn a_sender_that_was_reset_hears_nothing_of_what_it_had_asked_for() {
+    let _one = one();
+    let router = Router::start();
+    for n in [1, 2] {
+        router.add(n, Limits::default());
+    }
+    let (mut a, mut b) = pair_of([&router; 2], [1, 2], ibv::QPT_RC, 64, |_| ());
+    let pages = Pages::new(router.folder());
+    let (address, length) = pages.all();
+    let key = b.device.register_at(b.pd, address, length, 15).unwrap();
+    let there =
+        |opcode| abi::verbs_send { remote_address: pages.page(0), rkey: key, ..request(opcode, 1) };
+    let mut other = a.device.qp(ibv::QPT_RC, a.pd, &a.receives, &a.receives, 0);
+    let (_, shared, _memory) = a.device.shared(a.pd, 4096);
+    let own = a.part(0, 8);
+    a.send(&sending(there(ibv::WR_ATOMIC_FETCH_AND_ADD), &[own]));
+    eventually("the page", || pages.is_waited_for().then_some(()));
+    assert_eq!(a.device.reset(a.qp.number), Ok(0));
+    a.buffer.fill(9);
+    let (one, two) = (a.qp.number, other.number);
+    a.device.connect(one, ibv::QPT_RC, (1, two), |_| ());
+    a.device.connect(two, ibv::QPT_RC, (1, one), |_| ());
+    for wr_id in [2, 3] {
+        let into = receiving(4, &[(0, 64, shared)]);
+        a.device.post(other.receive.as_mut().unwrap(), &into);
+        a.send(&sending(request(ibv::WR_SEND, wr_id), &[(64, 64, shared)]));
+        assert_eq!(a.sends.result(), (wr_id, ibv::WC_SUCCESS));
+        assert_eq!(a.receives.result(), (4, ibv::WC_SUCCESS));
+        pages.let_go();
+        // The atomic's turn is over when the endpoint's next one is had.
+        eventually("its end", || {
+            (router.qp_account((2, b.qp.number)).traffic.served == 1).then_some(())
+        });
+    }
+    assert!(a.buffer.iter().all(|byte| *byte == 9));
+    assert!(a.sends.poll().is_none());
+}
+
+/// A queue pair is destroyed while an atomic on its memory waits for a page: others of the endpoint
+/// go on.
+#[test]
+fn atomics_go_on_when_the_queue_pair_of_one_is_destroyed() {
+    let _one = one();
+    let router = Router::start();
+    let (pages, mut a, mut b) = sender_with_a_thread(&router);
+    let (mut c, d) = pair_of([&router; 2], [1, 2], ibv::QPT_RC, 64, |_| ());
+    let (address, length) = pages.all();
+    let key = b.device.register_at(b.pd, address, length, 15).unwrap();
+    let there = abi::verbs_send {
+        remote_address: pages.page(1),
+        rkey: key,
+        ..request(ibv::WR_ATOMIC_FETCH_AND_ADD, 2)
+    };
+    let own = a.part(0, 8);
+    a.send(&sending(there, &[own]));
+    eventually("the page", || pages.is_waited_for().then_some(()));
+    b.device.ask_to_end(abi::VERBS_DESTROY_QP, b.qp.number);
+    eventually("it to be gone", || (router.account(2).used[QPS] == 1).then_some(()));
+    pages.let_go();
+    eventually("the answer", || b.device.is_answered().then_some(()));
+    let own = c.part(0, 8);
+    let there = at(ibv::WR_ATOMIC_FETCH_AND_ADD, 2, &d.buffer, d.key);
+    c.send(&sending(there, &[own]));
+    assert_eq!(c.sends.result(), (2, ibv::WC_SUCCESS));
 }
 
 /// Bytes of the memory that holes are made in: long enough for the watch to see that somebody

@@ -188,6 +188,10 @@ impl Device {
         Ok(self.ask::<abi::verbs_modify_qp_reply>(&request)?.0.qp_state)
     }
 
+    pub(crate) fn reset(&mut self, qp: u32) -> Result<u32, i32> {
+        self.modify(qp, ibv::QP_STATE, abi::verbs_qp_attr::default())
+    }
+
     pub(crate) fn state(&mut self, qp: u32) -> u32 {
         let head = self.head(abi::VERBS_QUERY_QP);
         let request = abi::verbs_object_request { head, object: qp, reserved: 0 };
@@ -312,6 +316,13 @@ impl Device {
     pub(crate) fn ask_to_end(&mut self, command: u32, object: u32) {
         let head = self.head(command);
         let request = abi::verbs_object_request { head, object, reserved: 0 };
+        send(&self.socket, plain::bytes(&request), &[]).unwrap();
+    }
+
+    pub(crate) fn ask_to_reset(&mut self, qp: u32) {
+        let head = self.head(abi::VERBS_MODIFY_QP);
+        let attr = abi::verbs_qp_attr::default();
+        let request = abi::verbs_modify_qp_request { head, qp, mask: ibv::QP_STATE, attr };
         send(&self.socket, plain::bytes(&request), &[]).unwrap();
     }
 

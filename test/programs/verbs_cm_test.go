@@ -58,6 +58,13 @@ func (l verbsLab) connect(client, serve, connect string) (served, said string, e
 	}
 }
 
+func (l verbsLab) mustConnect(client string, p [2]string) {
+	l.Helper()
+	if served, said, err := l.connect(client, p[0], p[1]); err != nil {
+		l.Errorf("%s between n1/c1 and %s: %v\n--- n1/c1\n%s\n--- %s\n%s", p[1], client, err, served, client, said)
+	}
+}
+
 // connectOnce does so with one server; with one client, too, if that is to wait until the server
 // listens.
 func (l verbsLab) connectOnce(ctx context.Context, client string, serve, connect []string, waits bool) (served, said string, err error) {
@@ -166,9 +173,7 @@ func TestVerbsCM(t *testing.T) {
 	python := preload + python3 + " " + script
 	for _, client := range []string{"n1/c2", "n2/c1"} {
 		for _, p := range append(cmPrograms, [2]string{python, python}) {
-			if served, said, err := l.connect(client, p[0], p[1]); err != nil {
-				t.Errorf("%s between n1/c1 and %s: %v\n--- n1/c1\n%s\n--- %s\n%s", p[1], client, err, served, client, said)
-			}
+			l.mustConnect(client, p)
 		}
 	}
 	l.multicast()

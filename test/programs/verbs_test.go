@@ -34,11 +34,14 @@ type ownLab struct {
 }
 
 // verbsLab is one whose containers have RDMA devices.
-type verbsLab struct{ ownLab }
+type verbsLab struct {
+	ownLab
+	marked string // tells packets of its underlay that have mark 46 from others, for tcpdump
+}
 
 func newVerbsLab(t *testing.T) verbsLab {
 	t.Helper()
-	return verbsLab{newOwnLab(t, "v", "--verbs")}
+	return verbsLab{newOwnLab(t, "v", "--verbs"), "ip[1] & 0xfc == 0xb8"}
 }
 
 // newOwnLab brings one up whose name ends in suffix.
@@ -311,7 +314,7 @@ func (l verbsLab) leaves(words []string) {
 	l.Helper()
 	server := l.start("n2/c1", words...)
 	marked := exec.CommandContext(l.Context(), "nsenter", "--net="+netns.Path(l.name+"-n1"), "timeout", "20", "tcpdump", "-i", "eth0", "-Q", "out", "-c", "20", "-nn",
-		"ip[1] & 0xfc == 0xb8 and tcp portrange 17408-17471 and greater 1000")
+		l.marked+" and tcp portrange 17408-17471 and greater 1000")
 	var seen strings.Builder
 	marked.Stdout, marked.Stderr = &seen, &seen
 	testutil.NoError(l, marked.Start())
@@ -376,22 +379,28 @@ func (l verbsLab) mpi(client string) {
 	}
 }
 
+// programs runs Debian's own between n1/c1 and client, until policy forbids it.
+func (l verbsLab) programs(client string, path api.RDMAPath) {
+	l.Helper()
+	l.mustPair(client, pingpongPort, "ibv_rc_pingpong", "-g", "0")
+	l.tells(client, "from open", "to open", "from end", "to end")
+	l.mustPair(client, pingpongPort, "ib_send_bw", "-x", "0", "-n", "200")
+	l.mustPair(client, pingpongPort, "ib_write_bw", "-x", "0", "-n", "200")
+	l.mustPair(client, pingpongPort, "ib_send_lat", "-x", "0", "-n", "200")
+	for _, transport := range []string{"rc", "ud_verbs"} {
+		l.mustPair(client, ucxPort, "env", "UCX_TLS="+transport, "UCX_NET_DEVICES=heddle0:1", "ucx_perftest", "-n", "200", "-w", "10", "-t", "tag_lat")
+	}
+	l.mpi(client)
+	l.policyHolds(client, path)
+	l.tells(client, "cut by no-verbs", "deny by no-verbs")
+}
+
 // TestVerbs: Debian's own programs, as they are, on one node and between two, held to policy and
 // limits, and after the ends of agent and router.
 func TestVerbs(t *testing.T) {
 	l := newVerbsLab(t)
 	for client, path := range map[string]api.RDMAPath{"n1/c2": api.RDMAMemory, "n2/c1": api.RDMATCP} {
-		l.mustPair(client, pingpongPort, "ibv_rc_pingpong", "-g", "0")
-		l.tells(client, "from open", "to open", "from end", "to end")
-		l.mustPair(client, pingpongPort, "ib_send_bw", "-x", "0", "-n", "200")
-		l.mustPair(client, pingpongPort, "ib_write_bw", "-x", "0", "-n", "200")
-		l.mustPair(client, pingpongPort, "ib_send_lat", "-x", "0", "-n", "200")
-		for _, transport := range []string{"rc", "ud_verbs"} {
-			l.mustPair(client, ucxPort, "env", "UCX_TLS="+transport, "UCX_NET_DEVICES=heddle0:1", "ucx_perftest", "-n", "200", "-w", "10", "-t", "tag_lat")
-		}
-		l.mpi(client)
-		l.policyHolds(client, path)
-		l.tells(client, "cut by no-verbs", "deny by no-verbs")
+		l.programs(client, path)
 	}
 	l.limitsHold()
 	before, err := l.router()
@@ -418,4 +427,19 @@ func TestVerbs(t *testing.T) {
 	})
 	l.mustPair("n1/c2", pingpongPort, "ibv_rc_pingpong", "-g", "0")
 	l.mustPair("n2/c1", pingpongPort, "ibv_rc_pingpong", "-g", "0")
+}
+
+// TestVerbsUnderlay6: the same between nodes with IPv6 addresses only, by GIDs of both families, and
+// with RDMA-CM.
+func TestVerbsUnderlay6(t *testing.T) {
+	l := verbsLab{newOwnLab(t, "v6", "--verbs", "--underlay", "ipv6"), "ip6[0:2] & 0x0fc0 == 0x0b80"}
+	for _, gid := range []string{"0", "1"} { // of IPv4, of IPv6
+		l.mustPair("n2/c1", pingpongPort, "ibv_uc_pingpong", "-g", gid)
+	}
+	for _, p := range cmPrograms {
+		l.mustConnect("n2/c1", p)
+	}
+	l.multicast()
+	l.programs("n2/c1", api.RDMATCP)
+	l.limitsHold()
 }

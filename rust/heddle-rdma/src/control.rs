@@ -42,11 +42,14 @@ impl Objects {
             if !listening.charge(Quota::Contexts, 1, free) {
                 continue;
             }
-            if self.open(endpoint, socket).is_err()
+            if let Err(err) = self.open(endpoint, socket)
                 && let Some(listening) = self.endpoints.get_mut(endpoint)
             {
                 listening.refund(Quota::Contexts, 1);
-                listening.account.note(Reason::RouterFull);
+                // A program that has ended by now is refused nothing.
+                if !sys::is_gone(&err) {
+                    listening.account.note(Reason::RouterFull);
+                }
             }
         }
     }

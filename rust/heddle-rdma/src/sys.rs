@@ -92,6 +92,13 @@ pub(crate) fn peer(socket: &OwnedFd) -> io::Result<(libc::pid_t, OwnedFd)> {
     Ok((pid, memory))
 }
 
+/// Whether [`peer`] failed as the process has ended.
+pub(crate) fn is_gone(err: &io::Error) -> bool {
+    // Its number, its folder in /proc, its descriptor when nobody has waited for it yet and when
+    // somebody has.
+    matches!(err.raw_os_error(), Some(libc::ESRCH | libc::ENOENT | libc::EINVAL))
+}
+
 /// The memory that a process has now. It stays that one, whatever the process executes.
 pub(crate) fn open_memory(pid: libc::pid_t) -> io::Result<OwnedFd> {
     let memory = OpenOptions::new().read(true).write(true).open(format!("/proc/{pid}/mem"))?;

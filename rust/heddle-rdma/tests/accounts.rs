@@ -3,10 +3,34 @@
 
 mod support;
 
+use std::os::unix::process::CommandExt;
+
 use support::{End, Router, at, eventually, node, nodes, pair, request, sending};
+use unix_io::packets::connect_packets;
 use verbs_protocol::agent::Limits;
 use verbs_protocol::statistics::{KIND_ENDPOINTS, KIND_QPS, Path, Reason, Traffic};
 use verbs_protocol::{abi, ibv};
+
+/// A program has asked for a device and ended before the router came to hear it: nothing was
+/// refused.
+#[test]
+fn a_program_that_has_ended_is_not_refused_anything() {
+    let router = node();
+    router.while_stopped(|| {
+        let path = router.path(1);
+        let mut command = std::process::Command::new("true");
+        let before = move || connect_packets(&path).map(drop);
+        #[expect(unsafe_code, reason = "a program of its own that connects")]
+        // SAFETY: glibc's fork() leaves a child its allocator, which is all that this needs.
+        unsafe {
+            command.pre_exec(before)
+        };
+        assert!(command.status().unwrap().success());
+    });
+    // It is served after the one that has ended.
+    let _device = router.open(1);
+    assert_eq!(router.times(1, Reason::RouterFull), 0);
+}
 
 /// One of each kind of request, 64 bytes or 8.
 fn one_of_each(a: &mut End, b: &mut End) {

@@ -45,6 +45,42 @@ static __always_inline bool has_share(__u32 sharer, __u32 number, __u64 window, 
 	return true;
 }
 
+/* Whether the ring is not half full. */
+static __always_inline bool has_room(void)
+{
+	return bpf_ringbuf_query(&flow_events, BPF_RB_AVAIL_DATA) < FLOW_EVENTS_SCARCE;
+}
+
+/* A record for an event of an endpoint's connection; NULL: the ring is full. */
+static __always_inline struct flow_event *new_event(__u32 endpoint_id, __u32 kind)
+{
+	struct flow_event *e = bpf_ringbuf_reserve(&flow_events, sizeof(*e), 0);
+
+	if (!e)
+		return NULL;
+	e->time = bpf_ktime_get_ns();
+	e->endpoint_id = endpoint_id;
+	e->kind = kind;
+	e->protocol = IPPROTO_TCP_;
+	e->pad = 0;
+	return e;
+}
+
+/* The same, or NULL if the endpoint has had its share; either is counted. */
+static __always_inline struct flow_event *reserve_event(__u32 endpoint_id, __u32 kind)
+{
+	struct flow_event *e = NULL;
+
+	if (has_room() ||
+	    has_share(SHARER_ENDPOINT, endpoint_id,
+	              bpf_ringbuf_query(&flow_events, BPF_RB_CONS_POS) / (FLOW_EVENTS_BYTES / 4),
+	              SCARCE_EVENTS))
+		e = new_event(endpoint_id, kind);
+	if (!e)
+		count(REASON_LOST_FLOW_EVENT);
+	return e;
+}
+
 /* submit_event sends a record, and wakes the agent if many wait. */
 static __always_inline void submit_event(struct flow_event *e)
 {

@@ -12,6 +12,7 @@
 #include "include/endpoint.h"
 #include "include/maps.h"
 #include "include/protection.h"
+#include "include/relay_events.h"
 
 #define TUPLE_FREE 0
 #define TUPLE_BUSY (~0U) /* being changed by another program */
@@ -79,18 +80,7 @@ static __always_inline __u32 worth(const struct tuple_slot *s, __be32 owner)
 		return 0;
 	if (flow->kind != FLOW_RELAY)
 		return 2;
-	return flow->ended == ENDED ? 1 : 3;
-}
-
-static __always_inline __u64 digest_tuple(const struct flow_key *k)
-{
-	__u64 h = ((__u64)k->saddr << 32 | k->daddr) * 0x9e3779b97f4a7c15ULL;
-
-	h ^= h >> 32;
-	h = (h ^ ((__u64)k->sport << 32 | (__u32)k->dport << 16 | k->ipv6)) * 0xff51afd7ed558ccdULL;
-	h ^= h >> 33;
-	h *= 0xc4ceb9fe1a85ec53ULL;
-	return h ^ h >> 33;
+	return has_ended(flow) ? 1 : 3;
 }
 
 /* A set to begin with: callers' stacks are full. */
@@ -157,8 +147,10 @@ static __always_inline void forget_tuple(const struct tuple_slot *s, __be32 owne
 
 	if (!flow)
 		return;
-	if (flow->kind == FLOW_RELAY && flow->ended != ENDED)
+	if (flow->kind == FLOW_RELAY && !has_ended(flow)) {
 		count(REASON_CUT_RELAY_FORGOTTEN);
+		report_forgotten(&s->key, flow);
+	}
 	forget_back(&s->key, flow);
 	bpf_map_delete_elem(&flow_by_wire, &s->key);
 }

@@ -46,6 +46,7 @@
 #define ENETUNREACH_     101
 #define ENOBUFS_         105
 #define ETIMEDOUT_       110
+#define ECONNRESET_      104
 #define ECONNREFUSED_    111
 #define EHOSTUNREACH_    113
 /* What the kernel keeps as the IPv4 address of a socket with an IPv6 one that is not v4-mapped. */

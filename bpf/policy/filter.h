@@ -354,6 +354,12 @@ static __always_inline void note_fragment(struct filter_state *s)
 	note_flow(&s->flow);
 }
 
+/* Why a packet with a verdict that does not allow it is stopped. */
+static __always_inline __u32 reason_of(__u32 verdict)
+{
+	return verdict == VERDICT_DROP ? REASON_DROP_POLICY_DROPPED : REASON_DROP_POLICY_REJECTED;
+}
+
 /* What becomes of a packet with this verdict: FILTER_PASS or an action. told: that it is stopped is
  * an event; out: as report_packet's. */
 static __always_inline int conclude(struct __sk_buff *skb, struct filter_state *s, __u32 verdict, bool told,
@@ -369,10 +375,7 @@ static __always_inline int conclude(struct __sk_buff *skb, struct filter_state *
 		return TC_ACT_SHOT;
 	}
 	if (told)
-		report_packet(&s->flow,
-		              verdict == VERDICT_DROP ? REASON_DROP_POLICY_DROPPED
-		                                      : REASON_DROP_POLICY_REJECTED,
-		              out);
+		report_packet(&s->flow, reason_of(verdict), out);
 	return stop(skb, verdict);
 }
 
@@ -432,6 +435,18 @@ static __always_inline int filter_for(struct __sk_buff *skb, const struct packet
 	return filter_tcp(skb, p, sender, 0, 0);
 }
 
+/* The connection that the SYN option behind flow asks for, with a source port. */
+static __always_inline void set_asked(struct flow_id *to, const struct flow *flow, __be16 sport)
+{
+	set_overlay(&to->from, flow->ipv6, flow->src);
+	set_overlay(&to->to, flow->ipv6, flow->dst);
+	to->sport = sport;
+	to->dport = flow->dst_port;
+	to->protocol = IPPROTO_TCP_;
+	to->kind = 0;
+	to->pad = 0;
+}
+
 /* Remembers who opened a connection that the relay hands on. */
 static __noinline void note_relay(const struct flow *flow)
 {
@@ -439,14 +454,19 @@ static __noinline void note_relay(const struct flow *flow)
 
 	if (!s || !flow)
 		return;
-	set_overlay(&s->flow.from, flow->ipv6, flow->src);
-	set_overlay(&s->flow.to, flow->ipv6, flow->dst);
-	s->flow.sport = flow->relay_port;
-	s->flow.dport = flow->dst_port;
-	s->flow.protocol = IPPROTO_TCP_;
-	s->flow.kind = 0;
-	s->flow.pad = 0;
+	set_asked(&s->flow, flow, flow->relay_port);
 	note_opener(&s->flow, OPENER_AS_SENT);
+}
+
+/* Reports that policy stops a direct SYN. */
+static __noinline void report_stopped(const struct flow *flow, __be16 sport, __u32 verdict)
+{
+	struct filter_state *s = filter_state();
+
+	if (!s || !flow)
+		return;
+	set_asked(&s->flow, flow, sport);
+	report_packet(&s->flow, reason_of(verdict), false);
 }
 
 /* Whether a packet that leaves by an endpoint's veth is the node's own answer to one that was

@@ -18,22 +18,10 @@
 
 static __always_inline struct flow_event *begin_event(const struct sock_tag *tag, __u32 kind)
 {
-	struct flow_event *e = NULL;
+	struct flow_event *e = reserve_event(tag->endpoint_id, kind);
 
-	if (bpf_ringbuf_query(&flow_events, BPF_RB_AVAIL_DATA) < FLOW_EVENTS_SCARCE ||
-	    has_share(SHARER_ENDPOINT, tag->endpoint_id,
-	              bpf_ringbuf_query(&flow_events, BPF_RB_CONS_POS) / (FLOW_EVENTS_BYTES / 4),
-	              SCARCE_EVENTS))
-		e = bpf_ringbuf_reserve(&flow_events, sizeof(*e), 0);
-	if (!e) {
-		count(REASON_LOST_FLOW_EVENT);
-		return NULL;
-	}
-	e->time = bpf_ktime_get_ns();
-	e->endpoint_id = tag->endpoint_id;
-	e->kind = kind;
-	e->protocol = tag->flags & TAG_RDMA ? FLOW_PROTOCOL_RDMA : IPPROTO_TCP_;
-	e->pad = 0;
+	if (e && tag->flags & TAG_RDMA)
+		e->protocol = FLOW_PROTOCOL_RDMA;
 	return e;
 }
 

@@ -46,7 +46,7 @@ static __always_inline bool relay_taken(const struct flow_key *back, const struc
 	    (other->saddr == outer->saddr && other->sport == outer->sport && other->dport == outer->dport))
 		return false;
 	flow = relayed_flow(other, back);
-	return flow && flow->ended != ENDED;
+	return flow && !has_ended(flow);
 }
 
 /* The source port of a new connection behind the relay: its own, unless another connection of the
@@ -71,12 +71,31 @@ __noinline __u32 relay_port(const struct flow *flow, const struct flow_key *oute
 }
 
 /* Remembers that one end said that it ends, so that a later connection may take the place. */
-static __always_inline void note_end(struct flow *flow, const struct packet *p, __u16 by)
+static __always_inline void note_end(struct flow *flow, const struct flow_key *outer, const struct packet *p,
+                                     __u16 by)
 {
-	if (p->tcp.flags & TCP_FLAG_RST_)
-		flow->ended = ENDED;
-	else if (p->tcp.flags & TCP_FLAG_FIN_)
-		flow->ended |= by;
+	bool reset = p->tcp.flags & TCP_FLAG_RST_;
+	__u32 reason = REASON_RELAY_OPENED;
+
+	if (!(p->tcp.flags & (TCP_FLAG_RST_ | TCP_FLAG_FIN_)) || has_ended(flow))
+		return;
+	flow->ended |= reset ? ENDED : by;
+	if (!has_ended(flow))
+		return;
+	/* A RST is how connections end that a changed policy forbids, too. */
+	if (reset && has_policy() && decide_flow(flow))
+		reason = REASON_CUT_POLICY;
+	relay_ends(outer, flow, reason, reset && by == ENDED_BY_SENDER ? ECONNRESET_ : 0);
+}
+
+/* Tells that a connection is established, by the first that its sender says after the SYN. */
+static __always_inline void note_established(struct flow *flow, const struct flow_key *outer,
+                                             const struct packet *p)
+{
+	if (flow->ended & (RELAY_TOLD | ENDED) || p->tcp.flags & TCP_FLAG_RST_)
+		return;
+	flow->ended |= RELAY_TOLD;
+	report_relay(outer, flow, FLOW_EVENT_OPENED, REASON_RELAY_OPENED, 0);
 }
 
 static __always_inline int relay_forward(struct __sk_buff *skb, const struct packet *p,
@@ -102,7 +121,7 @@ static __always_inline int relay_open(struct __sk_buff *skb, const struct packet
 	if (!ifindex)
 		return TC_ACT_OK;
 	/* Retransmitted: as before. */
-	if (old && old->kind == FLOW_RELAY && !old->ended && old->ipv6 == flow->ipv6 &&
+	if (old && old->kind == FLOW_RELAY && !(old->ended & ENDED) && old->ipv6 == flow->ipv6 &&
 	    old->src == flow->src && old->dst == flow->dst && old->dst_port == flow->dst_port)
 		return relay_forward(skb, p, old);
 	flow->kind = FLOW_RELAY;
@@ -137,11 +156,11 @@ static __noinline int relay_return(struct __sk_buff *skb, const struct packet *p
 		return -1;
 	flow = relayed_flow(outer, &k);
 	/* After the end, a SYN-ACK answers a SYN that came over the overlay. */
-	if (!flow || (flow->ended == ENDED && p->tcp.flags & TCP_FLAG_SYN_)) {
+	if (!flow || (has_ended(flow) && p->tcp.flags & TCP_FLAG_SYN_)) {
 		bpf_map_delete_elem(&wire_by_relay, &k);
 		return -1;
 	}
-	note_end(flow, p, ENDED_BY_ENDPOINT);
+	note_end(flow, outer, p, ENDED_BY_ENDPOINT);
 	out.saddr = outer->daddr;
 	out.daddr = outer->saddr;
 	out.sport = outer->dport;

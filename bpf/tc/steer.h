@@ -96,8 +96,10 @@ static __noinline int steer_syn(struct __sk_buff *skb, const struct packet *p, c
 		return SYN_IS_PROBE;
 	set_flow(&flow, &o);
 	verdict = has_policy() ? decide_flow(&flow) : VERDICT_ALLOW;
-	if (verdict)
+	if (verdict) {
+		report_stopped(&flow, k->sport, verdict);
 		return stop(skb, verdict);
+	}
 	if (has_socket(skb, k, &state)) { /* retransmitted */
 		/* It will be needed yet. If it was forgotten meanwhile, this SYN says it again. */
 		if (state == BPF_TCP_NEW_SYN_RECV && !bpf_map_lookup_elem(&flow_by_wire, k))

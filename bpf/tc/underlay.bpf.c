@@ -50,10 +50,14 @@ static __noinline int steer_later(struct __sk_buff *skb, const struct packet *p,
 		return TC_ACT_OK;
 	/* Policy may have changed since the SYN. A RST of the sender, whose connection was cut,
 	 * ends the other end. */
-	if (has_policy() && !(p->tcp.flags & TCP_FLAG_RST_) && decide_flow(flow))
+	if (has_policy() && !(p->tcp.flags & TCP_FLAG_RST_) && decide_flow(flow)) {
+		if (flow->kind == FLOW_RELAY && !has_ended(flow))
+			relay_ends(k, flow, REASON_CUT_POLICY, 0);
 		return stop(skb, VERDICT_REJECT);
+	}
 	if (flow->kind == FLOW_RELAY) {
-		note_end(flow, p, ENDED_BY_SENDER);
+		note_established(flow, k, p);
+		note_end(flow, k, p, ENDED_BY_SENDER);
 		return relay_forward(skb, p, flow);
 	}
 	if (has_socket(skb, k, &state))

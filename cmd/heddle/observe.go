@@ -305,7 +305,7 @@ func (p *flowPrinter) padded(cells []string) error {
 // flowCells gives the row of a flow.
 func flowCells(f *flow.Flow) []string {
 	sent, received := "", ""
-	if f.Event == flow.End || f.Event == flow.Cut {
+	if (f.Event == flow.End || f.Event == flow.Cut) && !f.Relayed {
 		sent, received = byteCount(f.BytesSent), byteCount(f.BytesReceived)
 	}
 	return []string{f.Time.Local().Format("15:04:05.000"), f.Node, string(f.Event), f.From.String(), f.To.String(), string(f.Path),

@@ -66,6 +66,8 @@ type Observation struct {
 	Connection model.Connection
 	// Accepted: the peer opened the connection.
 	Accepted bool
+	// Relayed: it is passed on to the container's own stack, so that what it carried is not known.
+	Relayed bool
 	// RTT is the smoothed round trip time; 0: none was measured.
 	RTT time.Duration
 	// Error is the name of the errno by which the kernel ended it, or empty.
@@ -94,6 +96,9 @@ type Flow struct {
 	Policy string `json:"policy,omitempty"`
 	Rule   string `json:"rule,omitempty"`
 	Error  string `json:"error,omitempty"`
+	// Relayed: it was seen between the wire and a container's own stack, so that its counts are not
+	// known here. The other end's node tells of them.
+	Relayed bool `json:"relayed,omitempty"`
 	// BytesSent went from From to To, BytesReceived came back: payload, up to this event.
 	BytesSent     uint64 `json:"bytes_sent"`
 	BytesReceived uint64 `json:"bytes_received"`

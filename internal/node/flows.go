@@ -53,17 +53,23 @@ func (fl *flows) observe(o flow.Observation) {
 	fl.kept.Add(fl.named(o))
 }
 
-// isOfModule reports whether a packet is one of a stack module's connection, of which the module's
-// plane tells, as sockets do.
+// isOfModule reports whether what was observed is of a stack module's connection, of which the
+// module's plane tells, as sockets do: a packet that leaves, or what is relayed to it.
 func (fl *flows) isOfModule(o flow.Observation) bool {
 	c := o.Connection
-	if c.Endpoint != 0 || o.Event != flow.Open || c.Protocol != "tcp" && c.Protocol != "" {
+	id := c.Endpoint
+	if packet := id == 0; packet {
+		e := fl.directory.byAddr[c.Local.Addr()]
+		if o.Event != flow.Open || c.Protocol != "tcp" && c.Protocol != "" || e == nil || e.Node != fl.self.Name {
+			return false
+		}
+		id = e.ID
+	} else if !o.Relayed {
 		return false
 	}
-	e := fl.directory.byAddr[c.Local.Addr()]
-	return e != nil && e.Node == fl.self.Name && slices.ContainsFunc(fl.planes, func(p plane.Plane) bool {
+	return slices.ContainsFunc(fl.planes, func(p plane.Plane) bool {
 		modules, ok := p.(plane.OwnTCP)
-		return ok && modules.RunsTCPOf(e.ID)
+		return ok && modules.RunsTCPOf(id)
 	})
 }
 
@@ -75,7 +81,7 @@ func (fl *flows) named(o flow.Observation) flow.Flow {
 	f := flow.Flow{
 		Time: o.At, Node: fl.self.Name, Event: o.Event, Verdict: o.Event.Verdict(), Protocol: c.Protocol,
 		From: own, To: other, SeenBy: flow.SideFrom, Reason: c.Reason, ReasonKind: fl.kindOf(c.Reason), Error: o.Error,
-		BytesSent: c.BytesSent, BytesReceived: c.BytesReceived, Retransmits: c.Retransmits, RTT: o.RTT, Socket: c.Cookie,
+		Relayed: o.Relayed, BytesSent: c.BytesSent, BytesReceived: c.BytesReceived, Retransmits: c.Retransmits, RTT: o.RTT, Socket: c.Cookie,
 	}
 	if f.Protocol == "" {
 		f.Protocol = "tcp"

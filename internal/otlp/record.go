@@ -75,9 +75,11 @@ func record(f *flow.Flow) *logs.LogRecord {
 		}
 		texts("network.type", family)
 	}
-	add(number("heddle.bytes_sent", int64(f.BytesSent)))
-	add(number("heddle.bytes_received", int64(f.BytesReceived)))
-	add(number("heddle.retransmits", int64(f.Retransmits)))
+	if !f.Relayed {
+		add(number("heddle.bytes_sent", int64(f.BytesSent)))
+		add(number("heddle.bytes_received", int64(f.BytesReceived)))
+		add(number("heddle.retransmits", int64(f.Retransmits)))
+	}
 	for name, ns := range map[string]int64{"heddle.rtt_ns": int64(f.RTT), "heddle.duration_ns": int64(f.Duration), "heddle.socket": int64(f.Socket)} {
 		if ns != 0 {
 			add(number(name, ns))

@@ -40,6 +40,7 @@ enum flow_ended {
 	ENDED_BY_SENDER = 1 << 0,
 	ENDED_BY_ENDPOINT = 1 << 1,
 	ENDED = ENDED_BY_SENDER | ENDED_BY_ENDPOINT,
+	RELAY_TOLD = 1 << 2, /* that it was established has been told of */
 };
 
 /* Flows of flow_by_wire by who began them: each owner has TUPLE_SETS sets of SET_TUPLES of its

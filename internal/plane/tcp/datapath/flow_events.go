@@ -76,7 +76,7 @@ func toObservation(raw []byte, boot time.Time) (o flow.Observation, ok bool) {
 		return o, false // the end of one that was cut before it was there: that has been told
 	}
 	o = flow.Observation{
-		At: boot.Add(time.Duration(e.Time)), Event: eventOf(&e), Accepted: e.Accepted != 0, RTT: time.Duration(e.Rtt) * time.Microsecond,
+		At: boot.Add(time.Duration(e.Time)), Event: eventOf(&e), Accepted: e.Accepted != 0, Relayed: e.Cookie&relayCookie != 0, RTT: time.Duration(e.Rtt) * time.Microsecond,
 		Connection: model.Connection{
 			Endpoint: model.EndpointID(e.EndpointId), Remote: netip.AddrPortFrom(remote, toPort(e.RemotePort)), Path: names.PathOf(e.Path),
 			Protocol: protocolName(e.Protocol), BytesSent: e.BytesSent, BytesReceived: e.BytesReceived, Retransmits: e.Retransmits, Cookie: e.Cookie,
@@ -93,6 +93,9 @@ func toObservation(raw []byte, boot time.Time) (o flow.Observation, ok bool) {
 	}
 	return o, true
 }
+
+// relayCookie is RELAY_COOKIE of bpf/include/relay_events.h.
+const relayCookie = 1 << 62
 
 // protocolRDMA is FLOW_PROTOCOL_RDMA of bpf/include/abi/flow_event.h.
 const protocolRDMA = 254

@@ -2,10 +2,15 @@ package datapath
 
 import (
 	"encoding/binary"
+	"errors"
 	"net/netip"
+	"os"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/ringbuf"
 
 	"heddle.dev/heddle/internal/model"
 )
@@ -41,6 +46,29 @@ func wireEntries[V any](t *testing.T, m *ebpf.Map) (n int) {
 		t.Fatal(err)
 	}
 	return n
+}
+
+// told gives the events of relays that wait to be read.
+func told(t *testing.T, d *Datapath) (all []string) {
+	t.Helper()
+	r, err := ringbuf.NewReader(d.objs.FlowEvents)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = r.Close() }()
+	r.SetDeadline(time.Now())
+	for {
+		rec, err := r.Read()
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			return all
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if o, ok := toObservation(rec.RawSample, bootTime()); ok && o.Relayed {
+			all = append(all, string(o.Event)+" "+o.Connection.Reason)
+		}
+	}
 }
 
 // TestWireFlood: whoever opens more relayed connections than a node remembers of one loses his own,
@@ -81,6 +109,9 @@ func TestWireFlood(t *testing.T) {
 			if !arrives(t, d, relayed(victim, 1, 0, tcpSYN)) {
 				t.Fatal("the connection is not relayed")
 			}
+			if !arrives(t, d, relayed(victim, 1, 0, tcpACK)) {
+				t.Fatal("the connection is not established")
+			}
 			before := counters(t, d)
 			for i := range tc.n {
 				sport, direct := uint16(1024+i%60000), 1+i/60000
@@ -102,6 +133,13 @@ func TestWireFlood(t *testing.T) {
 			}
 			if (forgotten > 0) != !tc.end {
 				t.Errorf("cut_relay_forgotten rose by %d", forgotten)
+			}
+			want := []string{"open relay_opened"} // of those of the flood none is established
+			if !tc.lives {
+				want = append(want, "cut cut_relay_forgotten")
+			}
+			if got := told(t, d); !slices.Equal(got, want) {
+				t.Errorf("told %q, want %q", got, want)
 			}
 			flows, back := wireEntries[heddleFlow](t, d.objs.FlowByWire), wireEntries[heddleFlowKey](t, d.objs.WireByRelay)
 			if most := 1 + int(tupleSets*setTuples); flows > most || flows < most*9/10 || back != flows {

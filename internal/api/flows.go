@@ -35,6 +35,8 @@ type FlowRequest struct {
 type FlowLine struct {
 	Flow *flow.Flow `json:"flow,omitempty"`
 	Lost uint64     `json:"lost,omitempty"`
+	// Since is from when on flows are kept, if earlier ones were pushed out.
+	Since time.Time `json:"since,omitzero"`
 }
 
 // FlowStats is what an agent says of flows.

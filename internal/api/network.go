@@ -48,6 +48,9 @@ func (s *server) flowSummary(w http.ResponseWriter, r *http.Request) error {
 	}
 	now, sum := time.Now(), flow.NewSummary(by[0], MaxEdges)
 	err = s.agent.Flows(r.Context(), FlowRequest{Filter: filter}, func(line FlowLine) error {
+		if !line.Since.IsZero() {
+			sum.Reach(line.Since, now)
+		}
 		if line.Flow != nil {
 			sum.Add(line.Flow, now)
 		}

@@ -68,8 +68,8 @@ type Agent interface {
 	// names an endpoint that is not there.
 	Connections(ctx context.Context, filter ConnectionFilter) ([]model.Connection, error)
 	// Flows gives emit the kept flows that the request's filter chooses, oldest first, and with
-	// Follow those that come until ctx ends. A filter of a path that the node does not have is
-	// CodeInvalid, one follower too many CodeExhausted. It ends when emit fails.
+	// Follow those that come until ctx ends. A filter of a path or reason that the node does not
+	// have is CodeInvalid, one follower too many CodeExhausted. It ends when emit fails.
 	Flows(ctx context.Context, req FlowRequest, emit func(FlowLine) error) error
 	// Trace makes a TCP connection in the name of an endpoint of this node, ends it at once, and
 	// says what became of it and why. ErrNotFound if there is no such endpoint, or destination;

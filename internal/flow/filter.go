@@ -205,6 +205,18 @@ func (f *Filter) Match(w *Flow) bool {
 		anyOf(f.Reasons, func(g string) bool { return glob(g, w.Reason) })
 }
 
+// NoReason gives the first reason that the filter asks for and that is none of those there are; ""
+// if it asks for none such.
+func (f *Filter) NoReason(there []string) string {
+	i := slices.IndexFunc(f.Reasons, func(g string) bool {
+		return !slices.ContainsFunc(there, func(name string) bool { return glob(g, name) })
+	})
+	if i < 0 {
+		return ""
+	}
+	return f.Reasons[i]
+}
+
 func (f *Filter) matchLabels(w *Flow) bool {
 	has := func(p Peer) bool {
 		return !slices.ContainsFunc(f.Labels, func(l LabelMatch) bool { return !l.matches(p.Labels) })

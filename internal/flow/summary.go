@@ -10,7 +10,7 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// lately is of how far back a Summary has round trip times.
+// lately is of how far back a Summary has round trip times and rates.
 const lately = 30 * time.Second
 
 // Outside is the name of what is neither an endpoint nor a node.
@@ -26,15 +26,17 @@ type Edge struct {
 
 // Load is what flows of an edge amount to.
 type Load struct {
-	Allowed     uint64       `json:"allowed"`
-	Denied      uint64       `json:"denied"`
-	Cut         uint64       `json:"cut"`
-	Failed      uint64       `json:"failed"`
-	Sent        uint64       `json:"sent"`
-	Received    uint64       `json:"received"`
-	Retransmits uint64       `json:"retransmits"`
-	RTTs        RTTs         `json:"rtts,omitempty"`
-	Paths       []model.Path `json:"paths,omitempty"`
+	Allowed     uint64 `json:"allowed"`
+	Denied      uint64 `json:"denied"`
+	Cut         uint64 `json:"cut"`
+	Failed      uint64 `json:"failed"`
+	Sent        uint64 `json:"sent"`
+	Received    uint64 `json:"received"`
+	Retransmits uint64 `json:"retransmits"`
+	// Rate is how many connections were asked for a second, lately, whatever became of them.
+	Rate  float64      `json:"per_second,omitempty"`
+	RTTs  RTTs         `json:"rtts,omitempty"`
+	Paths []model.Path `json:"paths,omitempty"`
 }
 
 // connections is how many there were.
@@ -43,6 +45,7 @@ func (l *Load) connections() uint64 { return l.Allowed + l.Denied + l.Cut + l.Fa
 func (l *Load) merge(o *Load) {
 	l.Allowed, l.Denied, l.Cut, l.Failed = l.Allowed+o.Allowed, l.Denied+o.Denied, l.Cut+o.Cut, l.Failed+o.Failed
 	l.Sent, l.Received, l.Retransmits = l.Sent+o.Sent, l.Received+o.Received, l.Retransmits+o.Retransmits
+	l.Rate += o.Rate
 	l.RTTs.merge(o.RTTs)
 	for _, p := range o.Paths {
 		l.addPath(p)
@@ -96,9 +99,10 @@ func (r RTTs) Median() time.Duration {
 // Summary is what many flows amount to, by services. It is as large as it may be, whatever the
 // flows: those of edges for which there is no room are counted.
 type Summary struct {
-	by    string
-	most  int // edges
-	edges map[Edge]*Load
+	by     string
+	most   int           // edges
+	window time.Duration // of which there are rates
+	edges  map[Edge]*Load
 	SummaryTotals
 }
 
@@ -125,7 +129,13 @@ type EdgeText struct {
 
 // NewSummary makes one by the values of a label, of so many edges at most.
 func NewSummary(by string, most int) *Summary {
-	return &Summary{by: by, most: most, edges: make(map[Edge]*Load)}
+	return &Summary{by: by, most: most, window: lately, edges: make(map[Edge]*Load)}
+}
+
+// Reach says since when flows are known, if not since ever: rates are of no longer. It is called
+// before Add.
+func (s *Summary) Reach(since, now time.Time) {
+	s.window = max(min(now.Sub(since), lately), time.Second/10)
 }
 
 // Add adds a flow, unless it is what the other end's node tells of as well.
@@ -141,6 +151,9 @@ func (s *Summary) Add(f *Flow, now time.Time) {
 	l := s.load(Edge{s.serviceOf(&f.From), s.serviceOf(&f.To), f.To.Port}, 1)
 	if l == nil {
 		return
+	}
+	if f.Event != End && f.Event != Cut && now.Sub(f.Time) < s.window {
+		l.Rate += 1 / s.window.Seconds()
 	}
 	switch {
 	case f.Event == End: // it has been counted

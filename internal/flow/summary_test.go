@@ -87,3 +87,32 @@ func TestSummaryIsBounded(t *testing.T) {
 		t.Errorf("%d edges of the busiest 7", n)
 	}
 }
+
+// TestSummaryRates: connections of the last half minute make a rate, whatever became of them, and
+// not their ends; of a memory that reaches less far, of that time.
+func TestSummaryRates(t *testing.T) {
+	for _, reach := range []time.Duration{time.Hour, 10 * time.Second} {
+		s := NewSummary("app", 10)
+		s.Reach(noon.Add(-reach), noon)
+		for i := range 240 {
+			if time.Duration(i/2)*time.Second/2 >= reach {
+				break
+			}
+			f := web()
+			f.SeenBy, f.Time = SideFrom, noon.Add(-time.Duration(i/2)*time.Second/2)
+			if i%2 == 0 {
+				f.Event, f.Verdict, f.Path = Deny, Denied, ""
+			} else {
+				f.To.Port = 1
+			}
+			s.Add(f, noon)
+			f.Event = End
+			s.Add(f, noon)
+		}
+		for _, e := range s.Text(10).Edges {
+			if e.Rate < 1.98 || e.Rate > 2.02 {
+				t.Errorf("flows reach back %s, port %d: %v a second, want 2", reach, e.Port, e.Rate)
+			}
+		}
+	}
+}

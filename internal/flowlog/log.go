@@ -111,6 +111,16 @@ func (l *Log) recent(filter *flow.Filter, since time.Time) *Reader {
 	return r
 }
 
+// Since gives the time of the oldest kept flow, if earlier ones were pushed out; else zero.
+func (l *Log) Since() time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.added <= uint64(l.size) {
+		return time.Time{}
+	}
+	return l.at(l.added - uint64(l.size)).Time
+}
+
 // at gives a kept flow by its number.
 func (l *Log) at(n uint64) *flow.Flow { return &l.ring[n%uint64(l.size)] }
 

@@ -159,13 +159,18 @@ func (fl *flows) kindOf(reason string) model.Kind {
 // Flows gives emit the kept flows that a filter chooses, and then, if asked, those that come until
 // ctx ends.
 func (fl *flows) Flows(ctx context.Context, req api.FlowRequest, emit func(api.FlowLine) error) error {
-	if err := fl.checkPaths(req.Filter); err != nil {
+	if err := fl.checkDeclared(req.Filter); err != nil {
 		return err
 	}
 	if !req.Follow {
 		recent, err := fl.kept.Recent(req.Filter, time.Now())
 		if err != nil {
 			return api.FlowError(err)
+		}
+		if since := fl.kept.Since(); !since.IsZero() {
+			if err := emit(api.FlowLine{Since: since}); err != nil {
+				return err
+			}
 		}
 		return emitAll(ctx, recent, emit)
 	}
@@ -226,19 +231,26 @@ func follow(ctx context.Context, w *flowlog.Follower, emit func(api.FlowLine) er
 	}
 }
 
-// checkPaths refuses paths that no plane of this node has.
-func (fl *flows) checkPaths(f flow.Filter) error {
-	paths := fl.planes.Declares().Paths
+// checkDeclared refuses paths and reasons that no plane of this node has.
+func (fl *flows) checkDeclared(f flow.Filter) error {
+	declared := fl.planes.Declares()
 	for _, p := range f.Paths {
-		if !slices.Contains(paths, p) {
+		if !slices.Contains(declared.Paths, p) {
 			var known []string
-			for _, p := range paths {
+			for _, p := range declared.Paths {
 				if p != model.PathNone && p != model.PathListen {
 					known = append(known, string(p))
 				}
 			}
 			return &api.Error{Code: api.CodeInvalid, Field: "path", Message: fmt.Sprintf("%q is no path of this node", p), Remedy: "use " + strings.Join(known, ", ")}
 		}
+	}
+	names := make([]string, len(declared.Reasons))
+	for i, r := range declared.Reasons {
+		names[i] = r.Name
+	}
+	if none := f.NoReason(names); none != "" {
+		return &api.Error{Code: api.CodeInvalid, Field: "reason", Message: fmt.Sprintf("%q is no reason of this node", none), Remedy: "`heddle status --all` lists them; * and ? stand for any characters, as in fallback_*"}
 	}
 	return nil
 }

@@ -112,6 +112,39 @@ func (b *browser) find(selector string) element {
 	return e
 }
 
+// findAll gives all elements that a CSS selector means.
+func (b *browser) findAll(selector string) (all []element) {
+	b.t.Helper()
+	b.call(http.MethodPost, "/elements", map[string]string{"using": "css selector", "value": selector}, &all)
+	return all
+}
+
+// label gives what a screen reader calls an element, or that it has gone meanwhile.
+func (b *browser) label(e element) (text string) {
+	b.t.Helper()
+	if err := b.try(http.MethodGet, "/element/"+e[elementKey]+"/computedlabel", nil, &text); err != nil {
+		return "gone: " + err.Error()
+	}
+	return text
+}
+
+// Keys as WebDriver writes them.
+const tabKey, enterKey = "\ue004", "\ue007"
+
+// press presses a key and lets it go.
+func (b *browser) press(key string) {
+	b.t.Helper()
+	b.call(http.MethodPost, "/actions", map[string]any{"actions": []any{map[string]any{"type": "key", "id": "keys",
+		"actions": []any{map[string]string{"type": "keyDown", "value": key}, map[string]string{"type": "keyUp", "value": key}}}}}, nil)
+}
+
+// dark makes it one whose owner wants pages dark.
+func (b *browser) dark() {
+	b.t.Helper()
+	b.call(http.MethodPost, "/goog/cdp/execute", map[string]any{"cmd": "Emulation.setEmulatedMedia",
+		"params": map[string]any{"features": []any{map[string]string{"name": "prefers-color-scheme", "value": "dark"}}}}, nil)
+}
+
 func (b *browser) click(selector string) {
 	b.t.Helper()
 	b.call(http.MethodPost, "/element/"+b.find(selector)[elementKey]+"/click", map[string]string{}, nil)

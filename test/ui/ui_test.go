@@ -111,9 +111,43 @@ func TestPage(t *testing.T) {
 	b.awaitText("Fallbacks, drops")
 	b.click("#pause")
 	b.awaitText("Go on")
+	checkReach(t, b, plain)
+	b.dark()
+	b.open(plain)
+	b.awaitText("7400")
+	var paper string
+	testutil.NoError(t, b.run("return getComputedStyle(document.documentElement).backgroundColor", &paper))
+	if paper != "rgb(20, 24, 31)" {
+		t.Errorf("for who wants it dark the page is %s", paper)
+	}
+	shot("dark")
 	for _, c := range b.complaints() {
 		if !strings.Contains(c, "401") && !strings.Contains(c, "400") { // asked for above: without a token, with port "eighty"
 			t.Errorf("the browser complains: %s", c)
+		}
+	}
+}
+
+// checkReach checks what those need who have no mouse, or do not see: the first stop of the
+// keyboard leads past the views to what they show, and all that can be used has a name.
+func checkReach(t *testing.T, b *browser, plain string) {
+	t.Helper()
+	for _, view := range []string{"map", "flows", "endpoints", "nodes", "time", "faults"} {
+		b.open(plain + "?view=" + view)
+		var first, then string
+		b.press(tabKey)
+		testutil.NoError(t, b.run("return document.activeElement.className", &first))
+		b.press(enterKey)
+		testutil.NoError(t, b.run("return document.activeElement.localName", &then))
+		if first != "skip" || then != "main" {
+			t.Errorf("view %s: Tab leads to %q, and Enter there to %q", view, first, then)
+		}
+		for _, e := range b.findAll("a, button, input, select, [role=region], [role=img]") {
+			if b.label(e) == "" {
+				var what string
+				b.call("GET", "/element/"+e[elementKey]+"/property/outerHTML", nil, &what)
+				t.Errorf("view %s: no name for %.200s", view, what)
+			}
 		}
 	}
 }

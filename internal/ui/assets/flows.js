@@ -33,6 +33,11 @@ export function filterOf(address) {
   return Object.fromEntries(KEYS.map(([key]) => [key, address.getAll(key)]));
 }
 
+// carried is what a connection carried, where that is known: when it is over.
+function carried(f, n) {
+  return (f.event === "end" || f.event === "cut") && !f.relayed ? bytes(n) : "";
+}
+
 function why(f) {
   const rule = f.policy ? `${f.reason ?? ""} ${f.rule || f.policy}` : f.reason;
   return [rule, f.error].filter(Boolean).join("; ");
@@ -47,8 +52,8 @@ export function view(address) {
     { title: "To", of: (f) => peer(f.to) },
     { title: "Path", of: (f) => f.path },
     { title: "Why", of: why },
-    { title: "Sent", of: (f) => (f.relayed ? "" : bytes(f.bytes_sent)), number: true },
-    { title: "Received", of: (f) => (f.relayed ? "" : bytes(f.bytes_received)), number: true },
+    { title: "Sent", of: (f) => carried(f, f.bytes_sent), number: true },
+    { title: "Received", of: (f) => carried(f, f.bytes_received), number: true },
     { title: "RTT", of: (f) => duration(f.rtt_ns), number: true },
     { title: "Sent again", of: (f) => String(f.retransmits || ""), number: true },
     { title: "Took", of: (f) => duration(f.duration_ns), number: true },

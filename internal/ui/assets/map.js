@@ -6,6 +6,7 @@ import { table } from "./table.js";
 const WIDTH = 170, HEIGHT = 30, GAP = 14, BETWEEN = 190; // of services, in the map's own units
 const MOST = 150; // services that are drawn; the table has all
 
+const rate = (n) => (n ? String(Number(n.toPrecision(2))) : "0");
 const bad = (e) => e.denied + e.cut + e.failed;
 
 // place gives each service a column behind those that connect to it, and a row.
@@ -32,7 +33,8 @@ function draw(edges, key) {
   const joined = new Map(); // ports of one pair are one line
   for (const e of edges) {
     const id = JSON.stringify([e.from, e.to]);
-    const line = joined.get(id) ?? { from: e.from, to: e.to, good: 0, bad: 0 };
+    const line = joined.get(id) ?? { from: e.from, to: e.to, good: 0, bad: 0, rate: 0 };
+    line.rate += e.per_second ?? 0;
     line.good += e.allowed;
     line.bad += bad(e);
     joined.set(id, line);
@@ -45,7 +47,7 @@ function draw(edges, key) {
     const back = b.x <= a.x;
     const x1 = a.x + WIDTH, x2 = back ? b.x + WIDTH : b.x, bend = back ? 90 : (x2 - x1) / 2;
     const d = `M${x1} ${a.y + y} C${x1 + bend} ${a.y + y} ${back ? x2 + bend : x2 - bend} ${b.y + y} ${x2} ${b.y + y}`;
-    const what = `${l.from} to ${l.to}: ${l.good} allowed, ${l.bad} denied, cut or failed`;
+    const what = `${l.from} to ${l.to}: ${l.good} allowed, ${l.bad} denied, cut or failed, ${rate(l.rate)} a second`;
     return svg("g", { class: l.bad ? "edge bad" : "edge" }, svg("title", {}, what), svg("path", { d, "stroke-width": 1 + Math.log10(1 + l.good + l.bad) }));
   });
   const services = [...drawn].map((name) => {
@@ -66,6 +68,7 @@ export function view(address) {
     el("label", {}, "Services by label", by), el("button", { type: "submit" }, "Group"));
   const t = table("Connections between services", [
     { title: "From", of: (e) => e.from }, { title: "To", of: (e) => e.to }, { title: "Port", of: (e) => String(e.port || ""), number: true },
+    { title: "Per second", of: (e) => rate(e.per_second), number: true },
     { title: "Allowed", of: (e) => String(e.allowed), number: true },
     ...["denied", "cut", "failed"].map((v) => ({ title: v[0].toUpperCase() + v.slice(1), of: (e) => String(e[v] || ""), number: true, kind: (e) => (e[v] ? v : "") })),
     { title: "Path", of: (e) => (e.paths ?? []).join(" ") },

@@ -5,6 +5,7 @@ import (
 	"iter"
 	"maps"
 	"slices"
+	"sort"
 )
 
 // Endpoints are the endpoints of many nodes, in groups: one for each node that has any, sorted by
@@ -71,6 +72,23 @@ func (es Endpoints) With(groups map[string][]Endpoint) Endpoints {
 		}
 	}
 	return append(out, es...)
+}
+
+// Patched gives a copy of a group with what some ids stand for now; nil: nothing. It costs the
+// copy.
+func Patched(group []Endpoint, now map[EndpointID]*Endpoint) []Endpoint {
+	out := make([]Endpoint, 0, len(group)+len(now))
+	for _, id := range slices.Sorted(maps.Keys(now)) {
+		at := sort.Search(len(group), func(i int) bool { return group[i].ID >= id })
+		out, group = append(out, group[:at]...), group[at:]
+		if len(group) > 0 && group[0].ID == id {
+			group = group[1:]
+		}
+		if e := now[id]; e != nil {
+			out = append(out, *e)
+		}
+	}
+	return append(out, group...)
 }
 
 // Same reports whether two lists are one, their memory included.

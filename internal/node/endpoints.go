@@ -73,14 +73,7 @@ func (es *endpoints) create(ctx context.Context, req api.EndpointRequest, attach
 	if e.Ports, err = es.choosePorts(e, req.Ports); err != nil {
 		return model.Endpoint{}, err
 	}
-	if err := es.leaseFor(ctx, &e, req); err != nil {
-		return model.Endpoint{}, err
-	}
-	if err := doSteps(es.steps(ctx, e, attach(e), nil)); err != nil {
-		if undo := es.takeBack(e); undo != nil {
-			es.halfDone[e.Name] = e // until the store is back: it may have it
-			err = errors.Join(err, undo)
-		}
+	if err := es.leaseAndDo(ctx, &e, req, attach); err != nil {
 		return model.Endpoint{}, err
 	}
 	es.known.add(e)
@@ -89,14 +82,55 @@ func (es *endpoints) create(ctx context.Context, req api.EndpointRequest, attach
 	return e, nil
 }
 
+// leaseAndDo gives e an id and addresses, and takes its steps: by the moves that have come here if
+// the store says that there are no others, which it is asked for otherwise.
+func (es *endpoints) leaseAndDo(ctx context.Context, e *model.Endpoint, req api.EndpointRequest, attach func(model.Endpoint) []step) error {
+	put := func() error { return storeError(es.store.PutEndpoint(ctx, *e)) }
+	if req.Adopted != nil {
+		if err := es.leaseFor(e, req, nil); err != nil {
+			return err
+		}
+		return es.doAll(ctx, *e, attach, put)
+	}
+	state, _ := es.view.last()
+	if es.moveFor(req, state.Moves) == nil && es.leaseFor(e, req, nil) == nil {
+		told, err := es.tellNew(ctx, *e, state.Revision)
+		if told || err != nil {
+			return es.doAll(ctx, *e, attach, func() error { return err }) // which the store may have after an error, too
+		}
+		es.leases.Release(e.ID)
+	}
+	moves, err := es.store.Moves(ctx)
+	if err != nil {
+		return storeError(err)
+	}
+	if err := es.leaseFor(e, req, es.moveFor(req, moves)); err != nil {
+		return err
+	}
+	return es.doAll(ctx, *e, attach, put)
+}
+
+// doAll takes the steps of an endpoint that has its lease, or none of them.
+func (es *endpoints) doAll(ctx context.Context, e model.Endpoint, attach func(model.Endpoint) []step, put func() error) error {
+	err := doSteps(es.steps(ctx, e, attach(e), put, nil))
+	if err == nil {
+		return nil
+	}
+	if undo := es.takeBack(e); undo != nil {
+		es.halfDone[e.Name] = e // until the store is back: it may have it
+		err = errors.Join(err, undo)
+	}
+	return err
+}
+
 // steps are those that make an endpoint that has its lease: they are done in this order, and undone
 // backwards, so that it never has a network without what holds it: policy and limits. What attach
-// has is that of attachSteps or awaitSteps, tell what is said to the store
-// when the endpoint goes. The caller holds change.
-func (es *endpoints) steps(ctx context.Context, e model.Endpoint, attach []step, tell func(context.Context) error) []step {
+// has is that of attachSteps or awaitSteps, put what is said to the store,
+// and tell what is when the endpoint goes. The caller holds change.
+func (es *endpoints) steps(ctx context.Context, e model.Endpoint, attach []step, put func() error, tell func(context.Context) error) []step {
 	return slices.Concat([]step{
 		{"note the id", func() error { return es.planes.SetLastID(e.ID) }, nil},
-		{"tell the store", func() error { return storeError(es.store.PutEndpoint(ctx, e)) }, func() error { return tell(ctx) }},
+		{"tell the store", put, func() error { return tell(ctx) }},
 		{
 			// Its rules before its network: nothing it opens may be older than they.
 			"policy", func() error { return es.enforcer.set(e) }, func() error { return es.enforcer.remove(e.ID) },
@@ -111,15 +145,8 @@ func (es *endpoints) steps(ctx context.Context, e model.Endpoint, attach []step,
 	}, attach, es.portSteps(e))
 }
 
-// leaseFor gives e an id and addresses: those of an endpoint that has migrated here, if e takes it
-// up.
-func (es *endpoints) leaseFor(ctx context.Context, e *model.Endpoint, req api.EndpointRequest) (err error) {
-	var move *model.Move
-	if req.Adopted == nil {
-		if move, err = es.moveFor(ctx, req); err != nil {
-			return err
-		}
-	}
+// leaseFor gives e an id and addresses: those of a move to this node, if e takes it up.
+func (es *endpoints) leaseFor(e *model.Endpoint, req api.EndpointRequest, move *model.Move) (err error) {
 	var lease endpoint.Lease
 	if move == nil {
 		lease, err = es.lease(req)
@@ -190,7 +217,7 @@ func (es *endpoints) takeAway(e model.Endpoint, tell func(context.Context) error
 	es.saveRecord(e.ID)
 	ctx, cancel := context.WithTimeout(context.Background(), storeAnswers)
 	defer cancel()
-	if err := undoSteps(es.steps(ctx, e, es.attachments.attachSteps(e, nil), tell)); err != nil {
+	if err := undoSteps(es.steps(ctx, e, es.attachments.attachSteps(e, nil), nil, tell)); err != nil {
 		return fmt.Errorf("detach endpoint %s: %w", e.Name, err)
 	}
 	es.leases.Release(e.ID)

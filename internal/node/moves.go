@@ -14,14 +14,20 @@ import (
 
 // What an endpoint is made of that has moved to this node: decision 0030.
 
-// moveFor finds the move to this node that a request for an endpoint takes up: that of its address
-// or, if it names none, of its name. It asks the store, which may know of moves that have not come
-// here yet, and keeps what has moved away from being given out. The caller holds change.
-func (es *endpoints) moveFor(ctx context.Context, req api.EndpointRequest) (*model.Move, error) {
-	moves, err := es.store.Moves(ctx)
-	if err != nil {
-		return nil, storeError(err)
+// tellNew tells the store of an endpoint whose lease was chosen by its state of revision since.
+// told is false if the store knows of moves that have not come here yet.
+func (es *endpoints) tellNew(ctx context.Context, e model.Endpoint, since int64) (told bool, err error) {
+	if err := es.planes.SetLastID(e.ID); err != nil {
+		return false, err
 	}
+	told, err = es.store.PutNewEndpoint(ctx, e, since)
+	return told, storeError(err)
+}
+
+// moveFor finds the move among moves to this node that a request for an endpoint takes up: that of
+// its address or, if it names none, of its name. It keeps what has moved away from being given out.
+// The caller holds change.
+func (es *endpoints) moveFor(req api.EndpointRequest, moves []model.Move) *model.Move {
 	var away []netip.Addr
 	var found *model.Move
 	for _, m := range moves {
@@ -36,7 +42,7 @@ func (es *endpoints) moveFor(ctx context.Context, req api.EndpointRequest) (*mod
 		}
 	}
 	es.leases.SetMovedAway(away)
-	return found, nil
+	return found
 }
 
 // takeUp leases the address of a move, and gives e what comes with it: labels and limits, unless e

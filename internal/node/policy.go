@@ -3,7 +3,6 @@ package node
 import (
 	"context"
 	"log/slog"
-	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -38,8 +37,8 @@ type enforcer struct {
 	judgedBy store.State   // that it was made of
 	// judgedNodes are the nodes of judged, by name.
 	judgedNodes map[string]policy.Node
-	ownNew      bool // own has changed since
-	localNew    bool // local has
+	ownChanged  map[model.EndpointID]bool // of own, since
+	localNew    bool                      // local has changed
 	counted     []*policy.Policy
 	rules       int  // of counted
 	inForce     bool // the tables in the kernel are the compiler's
@@ -60,7 +59,7 @@ type enforcer struct {
 
 func newEnforcer(planes plane.Policy, self string, pool []netip.Prefix, prefix6 netip.Prefix, log *slog.Logger) *enforcer {
 	return &enforcer{planes: planes, log: log, self: self, pool: pool, prefix6: prefix6,
-		compiler: policy.NewCompiler(self), own: make(map[model.EndpointID]model.Endpoint), judgedNodes: make(map[string]policy.Node), recut: make(chan struct{}, 1),
+		compiler: policy.NewCompiler(self), own: make(map[model.EndpointID]model.Endpoint), ownChanged: make(map[model.EndpointID]bool), judgedNodes: make(map[string]policy.Node), recut: make(chan struct{}, 1),
 		reported: make(chan struct{})}
 }
 
@@ -87,14 +86,16 @@ func (e *enforcer) set(ep model.Endpoint) error {
 	e.change.Lock()
 	defer e.change.Unlock()
 	before, had := e.own[ep.ID]
-	e.own[ep.ID], e.ownNew = ep, true
+	e.own[ep.ID], e.ownChanged[ep.ID] = ep, true
 	err := e.enforce()
-	if err != nil && !had {
-		delete(e.own, ep.ID)
-	} else if err != nil {
-		e.own[ep.ID] = before
+	if err == nil {
+		return nil
 	}
-	e.ownNew = e.ownNew || err != nil
+	if e.ownChanged[ep.ID] = true; had {
+		e.own[ep.ID] = before
+	} else {
+		delete(e.own, ep.ID)
+	}
 	return err
 }
 
@@ -102,7 +103,7 @@ func (e *enforcer) set(ep model.Endpoint) error {
 func (e *enforcer) know(ep model.Endpoint) {
 	e.change.Lock()
 	defer e.change.Unlock()
-	e.own[ep.ID], e.ownNew = ep, true
+	e.own[ep.ID], e.ownChanged[ep.ID] = ep, true
 }
 
 // remove takes an endpoint of this node out of the tables. It is done when nothing can use its
@@ -114,7 +115,7 @@ func (e *enforcer) remove(id model.EndpointID) error {
 		return nil
 	}
 	delete(e.own, id)
-	e.ownNew = true
+	e.ownChanged[id] = true
 	return e.enforce()
 }
 
@@ -179,12 +180,13 @@ func (e *enforcer) nextSnapshot() *policy.State {
 	} else {
 		s.Nodes = e.nodes()
 	}
-	if e.judged != nil && !e.ownNew && e.seen.Endpoints.Same(e.judgedBy.Endpoints) {
+	if e.judged != nil && len(e.ownChanged) == 0 && e.seen.Endpoints.Same(e.judgedBy.Endpoints) {
 		s.Endpoints = e.judged.Endpoints
 	} else {
 		s.Endpoints = e.endpoints()
 	}
-	e.judged, e.judgedBy, e.ownNew, e.localNew = s, e.seen, false, false
+	e.judged, e.judgedBy, e.localNew = s, e.seen, false
+	clear(e.ownChanged)
 	return s
 }
 
@@ -229,11 +231,16 @@ func (e *enforcer) nodes() []policy.Node {
 
 // endpoints gives the store's endpoints of other nodes with the agent's of this one.
 func (e *enforcer) endpoints() model.Endpoints {
-	if e.ownNew {
-		e.ownGroup = make([]model.Endpoint, 0, len(e.own))
-		for _, id := range slices.Sorted(maps.Keys(e.own)) {
-			e.ownGroup = append(e.ownGroup, e.own[id])
+	if len(e.ownChanged) > 0 {
+		now := make(map[model.EndpointID]*model.Endpoint, len(e.ownChanged))
+		for id := range e.ownChanged {
+			if ep, there := e.own[id]; there {
+				now[id] = &ep
+			} else {
+				now[id] = nil
+			}
 		}
+		e.ownGroup = model.Patched(e.ownGroup, now)
 	}
 	return e.seen.Endpoints.With(map[string][]model.Endpoint{e.self: e.ownGroup})
 }

@@ -1,7 +1,7 @@
 package node
 
 import (
-	"bytes"
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -66,16 +66,36 @@ func (r record) write(path string, endpoints [][]byte) error {
 	if err != nil {
 		return fmt.Errorf("write record of endpoints: %w", err)
 	}
-	raw = append(raw[:len(raw)-1], `,"endpoints":[`...)
-	raw = append(append(raw, bytes.Join(endpoints, []byte(","))...), "]}\n"...)
 	next := path + ".new"
-	if err := os.WriteFile(next, raw, 0o600); err != nil {
+	if err := writeParts(next, append(raw[:len(raw)-1], `,"endpoints":[`...), endpoints, "]}\n"); err != nil {
 		return fmt.Errorf("write record of endpoints: %w", err)
 	}
 	if err := os.Rename(next, path); err != nil {
 		return fmt.Errorf("write record of endpoints: %w", err)
 	}
 	return nil
+}
+
+// recordBuffer is how much of a record is written at once, in bytes.
+const recordBuffer = 1 << 18
+
+// writeParts makes the file at path of a list, what is before and what is behind it, without one
+// copy of all of it.
+func writeParts(path string, before []byte, list [][]byte, behind string) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	w := bufio.NewWriterSize(f, recordBuffer)
+	_, _ = w.Write(before) // Flush says if one failed
+	for i, part := range list {
+		if i > 0 {
+			_ = w.WriteByte(',')
+		}
+		_, _ = w.Write(part)
+	}
+	_, _ = w.WriteString(behind)
+	return errors.Join(w.Flush(), f.Close())
 }
 
 // saveRecord writes down the endpoints there are, but for except, which is being deleted. That the

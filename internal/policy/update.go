@@ -99,31 +99,33 @@ func untouched(a, b Node) bool { return a.Name == b.Name && same(a.Addrs, b.Addr
 
 // updateEndpoints brings the points of endpoints to those that are there now.
 func (c *Compiler) updateEndpoints(changes []model.GroupChange) {
-	var before, after []model.Endpoint
 	for _, g := range changes {
-		before, after = append(before, g.Before...), append(after, g.After...)
-	}
-	now := make(map[endpointKey]bool, len(after))
-	for _, e := range after {
-		key := endpointKey{e.Node, e.ID}
-		now[key] = true
-		p := c.endpoints[key]
-		if p != nil && sameEndpoint(p, e) {
-			continue
+		for _, e := range g.After {
+			key := endpointKey{e.Node, e.ID}
+			p := c.endpoints[key]
+			if p != nil && sameEndpoint(p, e) {
+				continue
+			}
+			if p != nil {
+				c.removeEndpoint(key, p)
+			}
+			p = c.endpointPoint(e)
+			c.endpoints[key], c.dirty[p] = p, true
+			c.atAddr.add(p)
+			c.selectors.addEndpoint(p)
+			put(c.inNamespace, p.namespace, p)
 		}
-		if p != nil {
-			c.removeEndpoint(key, p)
-		}
-		p = c.endpointPoint(e)
-		c.endpoints[key], c.dirty[p] = p, true
-		c.atAddr.add(p)
-		c.selectors.addEndpoint(p)
-		put(c.inNamespace, p.namespace, p)
 	}
-	for _, e := range before {
-		key := endpointKey{e.Node, e.ID}
-		if p := c.endpoints[key]; p != nil && !now[key] {
-			c.removeEndpoint(key, p)
+	for _, g := range changes {
+		after := g.After // sorted by id, as what was before
+		for i := range g.Before {
+			key := endpointKey{g.Node, g.Before[i].ID}
+			for len(after) > 0 && after[0].ID < key.id {
+				after = after[1:]
+			}
+			if p := c.endpoints[key]; p != nil && (len(after) == 0 || after[0].ID != key.id) {
+				c.removeEndpoint(key, p)
+			}
 		}
 	}
 }

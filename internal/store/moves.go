@@ -112,7 +112,7 @@ func (v *View) refreshMoves(note func(node string)) {
 		home, _ := v.prefixes.Holder(a)
 		for _, name := range []string{before[a], v.movedTo[a], home} {
 			if name != "" {
-				v.changedOn[name] = true
+				v.changedOn[name] = nil
 			}
 		}
 	}

@@ -39,7 +39,8 @@ type View struct {
 	movedOn      map[string][]netip.Addr // the same, by node, sorted
 	movesChanged map[netip.Addr]bool
 	adoptedOn    map[string]bool // nodes with endpoints that have addresses of other networks
-	changedOn    map[string]bool // nodes of which an endpoint has changed
+	// Nodes of which endpoints have changed, and which; nil: all have to be looked at.
+	changedOn map[string]map[model.EndpointID]bool
 	// Why a valid value is not part of the last state, by key, so that the same contradiction is
 	// reported once: of nodes, of moves, and of endpoints by node.
 	excludedNodes map[string]string
@@ -63,7 +64,7 @@ func NewView(keys Keys, log *slog.Logger, onInvalid func()) *View {
 func (v *View) Reset() {
 	v.nodes = make(map[string]nodeRecord)
 	v.endpoints = make(map[string]map[model.EndpointID]model.Endpoint)
-	v.last, v.changedNodes, v.changedOn, v.adoptedOn = State{}, make(map[string]bool), make(map[string]bool), make(map[string]bool)
+	v.last, v.changedNodes, v.changedOn, v.adoptedOn = State{}, make(map[string]bool), make(map[string]map[model.EndpointID]bool), make(map[string]bool)
 	v.accepted, v.underlay, v.prefixes = make(map[string]model.Node), make(map[netip.Addr]string), model.PrefixHolders{}
 	v.moves, v.movedTo, v.movedOn, v.movesChanged = make(map[netip.Addr]model.Move), nil, nil, make(map[netip.Addr]bool)
 	v.policies.reset()
@@ -101,7 +102,7 @@ func (v *View) set(k Key, value []byte, created int64) error {
 		a, err := ParseOfflineRecord(k.Node, value)
 		return keep(v.offline, k.Node, a, err)
 	case KeyEndpoint:
-		v.changedOn[k.Node] = true
+		v.changedEndpoint(k)
 		e, err := ParseEndpoint(k.Node, k.Endpoint, value)
 		if err == nil && v.endpoints[k.Node] == nil {
 			v.endpoints[k.Node] = make(map[model.EndpointID]model.Endpoint)
@@ -158,7 +159,7 @@ func (v *View) Delete(key string) {
 		v.offlineShown = nil
 		delete(v.offline, k.Node)
 	case KeyEndpoint:
-		v.changedOn[k.Node] = true
+		v.changedEndpoint(k)
 		delete(v.endpoints[k.Node], k.Endpoint)
 	case KeyMove:
 		v.setMove(k.Addr, nil)
@@ -175,8 +176,8 @@ func (v *View) Delete(key string) {
 
 // State gives the state at revision. Values that contradict older ones, which no writer that keeps
 // to the schema produces, are left out, logged and counted. It costs what has changed since the
-// last one, with the other endpoints of the same node, and a copy of the list of nodes; nothing if
-// nothing has changed.
+// last one, and a copy of the lists of nodes and of the same node's endpoints; nothing if nothing
+// has changed.
 func (v *View) State(revision int64) State {
 	if len(v.changedNodes)+len(v.movesChanged) > 0 {
 		v.refreshNodes()
@@ -210,7 +211,7 @@ func (v *View) refreshNodes() {
 	for name, old := range before {
 		now := v.accepted[name]
 		if !slices.Equal(old.Prefixes, now.Prefixes) {
-			v.changedOn[name] = true
+			v.changedOn[name] = nil
 			prefixes = slices.Concat(prefixes, old.Prefixes, now.Prefixes)
 		}
 	}
@@ -252,7 +253,7 @@ func (v *View) changedAdopted(prefixes []netip.Prefix) {
 			return e.Adopted != nil && held
 		}
 		if len(v.excludedOn[name]) > 0 || slices.ContainsFunc(v.last.Endpoints.Of(name), inside) {
-			v.changedOn[name] = true
+			v.changedOn[name] = nil
 		}
 	}
 }
@@ -265,7 +266,11 @@ func (v *View) refreshEndpoints() {
 		return
 	}
 	groups := make(map[string][]model.Endpoint, len(v.changedOn))
-	for name := range v.changedOn {
+	for name, ids := range v.changedOn {
+		if group, only := v.patched(name, ids); only {
+			groups[name] = group
+			continue
+		}
 		excluded := make(map[string]string)
 		exclude := v.excluder(excluded, v.excludedOn[name])
 		all := slices.SortedFunc(maps.Values(v.endpoints[name]), func(a, b model.Endpoint) int { return cmp.Compare(a.ID, b.ID) })
@@ -287,11 +292,61 @@ func (v *View) refreshEndpoints() {
 		if len(excluded) == 0 {
 			delete(v.excludedOn, name)
 		}
+	}
+	for name := range groups {
 		if len(v.endpoints[name]) == 0 {
 			delete(v.endpoints, name)
 		}
 	}
 	v.last.Endpoints = v.last.Endpoints.With(groups)
+}
+
+// changedEndpoint notes that the value of an endpoint's key is another.
+func (v *View) changedEndpoint(k Key) {
+	ids, marked := v.changedOn[k.Node]
+	if marked && ids == nil {
+		return
+	}
+	if ids == nil {
+		ids = make(map[model.EndpointID]bool)
+		v.changedOn[k.Node] = ids
+	}
+	ids[k.Endpoint] = true
+}
+
+// patchedAtMost is how many endpoints of a node may have changed for each to be compared with all.
+const patchedAtMost = 8
+
+// patched gives the endpoints of a node of which some have changed, without a look at more than the
+// addresses of the others. It is false if that does not decide: if something contradicts something
+// else, or has addresses of another network.
+func (v *View) patched(name string, ids map[model.EndpointID]bool) (group []model.Endpoint, ok bool) {
+	if len(ids) == 0 || len(ids) > patchedAtMost || len(v.excludedOn[name]) > 0 || v.adoptedOn[name] {
+		return nil, false
+	}
+	now := make(map[model.EndpointID]*model.Endpoint, len(ids))
+	for id := range ids {
+		if e, there := v.endpoints[name][id]; there {
+			now[id] = &e
+		} else {
+			now[id] = nil
+		}
+	}
+	group = model.Patched(v.last.Endpoints.Of(name), now)
+	for id, e := range now {
+		if e == nil {
+			continue
+		}
+		if e.Adopted != nil || v.refuseEndpoint(*e, nil) != "" {
+			return nil, false
+		}
+		for i := range group {
+			if group[i].ID != id && group[i].Addr4() == e.Addr4() {
+				return nil, false
+			}
+		}
+	}
+	return group, true
 }
 
 // excluder gives a function that notes in now why a value is left out. What before says already is

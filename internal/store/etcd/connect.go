@@ -45,6 +45,7 @@ type Store struct {
 	options   options
 
 	invalid atomic.Uint64
+	frames  sync.Map // frame by the name of a node
 	// ctx ends with the store; watches counts the goroutines that end with it.
 	ctx     context.Context
 	cancel  context.CancelFunc

@@ -168,5 +168,5 @@ func makeSocket(m SocketMaker, id model.EndpointID, family int) (socket, error) 
 		closeFD(fd)
 		return socket{}, fmt.Errorf("%w: %w", errMake, err)
 	}
-	return socket{fd: fd, inode: st.Ino, has: socketOptions{own: task.Self()}}, nil
+	return socket{fd: fd, inode: st.Ino, has: socketOptions{own: task.Owner{UID: st.Uid, GID: st.Gid}}}, nil
 }

@@ -68,9 +68,16 @@ func (f *topFlags) run(ctx context.Context, from agents, out io.Writer) error {
 		_, err := unix.IoctlGetTermios(int(file.Fd()), unix.TCGETS)
 		again = err == nil
 	}
-	before, err := takeSample(ctx, from, nil)
-	if err != nil && len(before.nodes) == 0 {
-		return err
+	before, silent := takeSample(ctx, from, nil)
+	if silent != nil && len(before.nodes) == 0 {
+		return silent
+	}
+	if !again {
+		from.clients = before.answered // the others have been waited for
+	} else if silent != nil {
+		if _, err := fmt.Fprintf(out, "\x1b[H\x1b[J%v\n", silent); err != nil {
+			return err
+		}
 	}
 	tick := time.NewTicker(f.interval)
 	defer tick.Stop()
@@ -81,20 +88,20 @@ func (f *topFlags) run(ctx context.Context, from agents, out io.Writer) error {
 		case <-tick.C:
 		}
 		now, err := takeSample(ctx, from, before)
-		if err != nil && (len(now.nodes) == 0 || !again) {
+		if err != nil && len(now.nodes) == 0 {
 			return err
 		}
 		load := now.since(before)
 		var text strings.Builder
 		if f.output == jsonOutput {
-			return printJSON(out, load)
+			return errors.Join(printJSON(out, load), silent, err)
 		}
 		if err := printLoad(&text, load, f.rows); err != nil {
 			return err
 		}
 		if !again {
-			_, err := io.WriteString(out, text.String())
-			return err
+			_, errWrite := io.WriteString(out, text.String())
+			return errors.Join(errWrite, silent, err)
 		}
 		if err != nil {
 			fmt.Fprintf(&text, "\n%v\n", err)
@@ -125,6 +132,7 @@ type sample struct {
 	leftOut    uint64
 	containers map[string]topRow // by node and name
 	nodes      map[string]topRow
+	answered   []*api.Client
 }
 
 // carried is what one end of a connection says.
@@ -186,6 +194,7 @@ func takeSample(ctx context.Context, from agents, before *sample) (*sample, erro
 		}
 		mu.Lock()
 		defer mu.Unlock()
+		s.answered = append(s.answered, c)
 		for _, e := range endpoints {
 			for _, addr := range e.Addrs {
 				s.names[addr] = e.Name

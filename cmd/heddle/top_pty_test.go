@@ -3,12 +3,17 @@ package main
 import (
 	"context"
 	"fmt"
+	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/api"
 )
 
 // openTerminal gives both ends of a pseudo-terminal: the one that a person looks at, and the
@@ -66,5 +71,29 @@ func TestTopOnATerminal(t *testing.T) {
 	interrupt()
 	if err := <-done; err != nil {
 		t.Errorf("interrupted: %v", err)
+	}
+}
+
+// TestTopWithoutOneNode: what others say is shown beside the error of a node that does not answer,
+// which is asked once: each question waits for it.
+func TestTopWithoutOneNode(t *testing.T) {
+	dir := t.TempDir()
+	startAgent(t, filepath.Join(dir, "n1.sock"), "n1")
+	var asked atomic.Int32
+	l, err := net.Listen("unix", filepath.Join(dir, "n2.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	silent := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		asked.Add(1)
+		http.Error(w, "no answer", http.StatusServiceUnavailable)
+	})}
+	go func() { _ = silent.Serve(l) }()
+	defer func() { _ = silent.Close() }()
+	f := topFlags{agentFlags{output: tableOutput}, minTopInterval, 5}
+	var out strings.Builder
+	err = f.run(t.Context(), agents{clients: []*api.Client{api.Dial(filepath.Join(dir, "n1.sock")), api.Dial(filepath.Join(dir, "n2.sock"))}, several: true}, &out)
+	if err == nil || !strings.Contains(err.Error(), "n2.sock") || !strings.Contains(out.String(), "n1/c1") || asked.Load() != 1 {
+		t.Errorf("asked %d times, error %v, shown %q", asked.Load(), err, out.String())
 	}
 }

@@ -83,6 +83,27 @@ HASH(vtep_by_underlay, struct address, struct vtep, 16384);
  * goes between them needs the node's stack. Written and read by tc/redirect.h. LRU: as many as
  * containers have peers by such services, and a packet of each brings it back. */
 LRU_HASH(translated_pairs, struct address_pair, __u32, 65536);
+/* Next hops to nodes, by underlay address. Written and read by tc/tunnel.h. LRU: all nodes that
+ * containers talk to at a time; one more costs a look at the node's routes. */
+LRU_HASH(way_by_underlay, __be32, struct way, 16384);
+
+/* When a packet of the overlay was last left to its device by this processor, ns since boot, by the
+ * sender's port. Written and read by tc/tunnel.h. */
+#define LEFT_SLOTS 256
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, LEFT_SLOTS);
+	__type(key, __u32);
+	__type(value, __u64);
+} left_to_device SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct tunnel_scratch);
+} tunnel_scratch SEC(".maps");
+
 /* The same by what they are called within nodes and, on an IPv6 underlay, by their addresses there;
  * empty on another. Written by the agent. 16,384 nodes. */
 HASH(mapped_by_inner, __be32, struct mapped_node, 16384);

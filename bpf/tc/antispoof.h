@@ -14,6 +14,7 @@
 #include "include/route.h"
 #include "tc/packet.h"
 #include "tc/tcp_option.h"
+#include "tc/tunnel.h"
 
 extern void *bpf_cast_to_kern_ctx(void *ctx) __ksym __weak; /* Linux 6.2 */
 
@@ -375,8 +376,8 @@ static __noinline __u32 refuse_overlay6(struct __sk_buff *skb)
 
 /* Why a packet that arrives on the underlay may not be taken for the overlay's; REASON_NONE if it
  * may, or is nothing of the kind. A first fragment shows all that is looked at; the others lead
- * nowhere without it. */
-static __noinline __u32 refuse_overlay(struct __sk_buff *skb)
+ * nowhere without it. *plain says that decapsulate takes it. */
+static __noinline __u32 refuse_overlay(struct __sk_buff *skb, bool *plain)
 {
 	struct vxlanhdr_ vxlan = {};
 	struct address sender;
@@ -384,7 +385,7 @@ static __noinline __u32 refuse_overlay(struct __sk_buff *skb)
 	struct iphdr_ h;
 	__u32 offset;
 
-	if (!protects(PROTECT_OVERLAY))
+	if (!plain || !protects(PROTECT_OVERLAY))
 		return REASON_NONE;
 	if (hides_in_vlan(skb))
 		return REASON_DROP_NOT_IP;
@@ -407,8 +408,10 @@ static __noinline __u32 refuse_overlay(struct __sk_buff *skb)
 	set_mapped(&sender, h.saddr);
 	if (!bpf_map_lookup_elem(&node_by_underlay, &sender))
 		return REASON_DROP_OVERLAY_STRANGER;
-	return inner_source_of(skb, offset + sizeof(vxlan) + ETH_HLEN, h.saddr) ? REASON_NONE
-	                                                                        : REASON_DROP_OVERLAY_SOURCE;
+	if (!inner_source_of(skb, offset + sizeof(vxlan) + ETH_HLEN, h.saddr))
+		return REASON_DROP_OVERLAY_SOURCE;
+	*plain = is_plain_tunnel(skb, &h, &udp, &vxlan);
+	return REASON_NONE;
 }
 
 /* Why a packet that the underlay device brings may not come that way: endpoints are beyond the

@@ -16,6 +16,7 @@
 #include "include/route.h"
 #include "policy/filter.h"
 #include "tc/packet.h"
+#include "tc/tunnel.h"
 
 #define TTL_OFFSET       8 /* in an IPv4 header: TTL, protocol and checksum */
 #define HOP_LIMIT_OFFSET 7 /* in an IPv6 header */
@@ -146,12 +147,14 @@ static __noinline int enter(struct __sk_buff *skb, const struct packet *p, const
 	return bpf_redirect_peer(ifindex, 0);
 }
 
-/* Hands packet p, which may go to a node with this overlay device, to this node's own. */
-static __always_inline int enter_overlay(struct __sk_buff *skb, const struct packet *p, const struct vtep *to)
+/* Hands packet p, which may go to node, which has overlay device to, to this node's own, or
+ * does what that would do. */
+static __always_inline int enter_overlay(struct __sk_buff *skb, const struct packet *p, const struct vtep *to,
+                                         __be32 node)
 {
 	__u32 reason = why_routed(skb, p, config_overlay_ifindex);
 	__u8 macs[12];
-	int i;
+	int i, verdict;
 
 	if (reason)
 		return by_stack(reason);
@@ -165,6 +168,12 @@ static __always_inline int enter_overlay(struct __sk_buff *skb, const struct pac
 		skb->priority = PRIORITY_BY_TOS >> (p->ip.tos >> 3 & 3) * 4 & 0xf;
 	skb->tc_index = INDEX_REDIRECTED;
 	count(REASON_REDIRECT_OVERLAY);
+	if (tunnel_by_program) {
+		verdict = encapsulate(skb, p, to, node);
+		if (verdict != TC_ACT_UNSPEC)
+			return verdict;
+		count(REASON_TUNNEL_DEVICE);
+	}
 	return bpf_redirect(config_overlay_ifindex, 0);
 }
 
@@ -199,7 +208,7 @@ static __noinline int leave(struct __sk_buff *skb, const struct packet *p, int k
 	if (peer)
 		return enter(skb, p, peer);
 	vtep = to ? bpf_map_lookup_elem(&vtep_by_underlay, &to->underlay) : NULL;
-	return vtep ? enter_overlay(skb, p, vtep) : TC_ACT_OK;
+	return to && vtep ? enter_overlay(skb, p, vtep, to->underlay.word[3]) : TC_ACT_OK;
 }
 
 #endif

@@ -14,6 +14,7 @@
 #include "tc/probe.h"
 #include "tc/relay.h"
 #include "tc/steer.h"
+#include "tc/tunnel.h"
 #include "tc/wire.h"
 
 /* What the underlay device brings for an overlay address, if it is for one: of a host outside. With
@@ -69,11 +70,21 @@ static __noinline int steer_later(struct __sk_buff *skb, const struct packet *p,
 	return TC_ACT_OK;
 }
 
+/* A packet of the overlay that refuse_overlay let pass and called plain. */
+static __always_inline int arrive(struct __sk_buff *skb)
+{
+	if (decapsulate(skb))
+		return bpf_redirect(config_overlay_ifindex, BPF_F_INGRESS);
+	count(REASON_TUNNEL_DEVICE);
+	return TC_ACT_OK;
+}
+
 static __always_inline int from_underlay_verdict(struct __sk_buff *skb)
 {
 	struct packet p;
 	struct flow_key k;
 	struct flow *flow;
+	bool plain = false;
 	__u32 reason;
 	int kind;
 
@@ -88,7 +99,9 @@ static __always_inline int from_underlay_verdict(struct __sk_buff *skb)
 	    p.ip.daddr == config_underlay)
 		return drop(REASON_DROP_PLAIN);
 	if (kind != PACKET_TCP) {
-		reason = refuse_overlay(skb);
+		reason = refuse_overlay(skb, &plain);
+		if (!reason && plain)
+			return arrive(skb);
 		/* What is for the node's own address is most of it, and no container's. */
 		if (!reason && kind == PACKET_IP && p.ip.daddr != config_underlay)
 			reason = refuse_outsider(&p);

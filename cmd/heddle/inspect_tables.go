@@ -91,7 +91,10 @@ func printStatus(out io.Writer, list []nodeStatus, all bool, now time.Time) erro
 
 // packetsText says how packets between containers go.
 func packetsText(p api.Packets) string {
-	if p.Redirected {
+	switch {
+	case p.Redirected && p.DeviceReason != "":
+		return "redirected, between nodes by the overlay's device: " + p.DeviceReason
+	case p.Redirected:
 		return "redirected"
 	}
 	return "routed: " + p.Reason

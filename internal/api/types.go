@@ -278,6 +278,9 @@ type Packets struct {
 	// Redirected: past the node's stack. Else Reason says why not.
 	Redirected bool   `json:"redirected"`
 	Reason     string `json:"reason,omitempty"`
+	// DeviceReason says why, of redirected packets, those between nodes pass the overlay's device
+	// and the node's own hooks; "" if they pass neither.
+	DeviceReason string `json:"device_reason,omitempty"`
 }
 
 // Router is the state of heddle-rdma.

@@ -64,7 +64,7 @@ func privileged() []finding {
 	for _, f := range features {
 		found = append(found, finding{f.Name, f.Detail, f.Err})
 	}
-	return append(found, append(probeMounts(), forwardRules(), cardSettings(netcfg.Cards()), ownModules())...)
+	return append(found, append(probeMounts(), forwardRules(), tunnelRules(), cardSettings(netcfg.Cards()), ownModules())...)
 }
 
 // checks gives every finding its meaning.

@@ -81,6 +81,8 @@ var meanings = map[string]meaning{
 		"if they are not about Heddle's containers: `heddled --packets redirect` (docs/howto/packets.md)"},
 	"net_cards": {false, "bytes between nodes take more processor time, as every packet goes through the stack by itself: without GRO some 40 % more",
 		"ethtool -K DEVICE gro on gso on, and the same where the system sets its network up (docs/howto/underlays.md)"},
+	"net_tunnel_rules": {false, "packets between containers of two nodes, of what node sockets do not carry, pass the overlay's device and the node's own hooks, which takes half as much again, so that these hold",
+		"nothing, if they are wanted (docs/howto/packets.md)"},
 	"net_wireguard": {false, "no encryption between nodes: `heddled --encrypt wireguard` does not start",
 		"modprobe wireguard, or use a kernel with CONFIG_WIREGUARD (Linux 5.6 or later)"},
 

@@ -20,6 +20,17 @@ func forwardRules() finding {
 	return f
 }
 
+// tunnelRules looks for what is to see what nodes send each other for containers.
+func tunnelRules() finding {
+	f := finding{name: "net_tunnel_rules", detail: "the node has no rules of others and no IPsec for what nodes send each other"}
+	rules, err := netcfg.TunnelRules()
+	if err == nil && rules != "" {
+		err = errors.New(rules + " is to see it")
+	}
+	f.err = err
+	return f
+}
+
 // jumbo is the MTU from which on nothing larger is recommended.
 const jumbo = 9000
 

@@ -4,21 +4,84 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
 
 	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // legacyTables are where a network namespace lists the tables of iptables that are none of
 // nftables.
 var legacyTables = []string{"/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"}
 
+// inetIngress is NF_INET_INGRESS, a device's in a table of all IP, which the library does not name.
+const inetIngress nftables.ChainHook = 5
+
 // ForwardRules names the first chain of this network namespace, none of Heddle's, that may let
 // packets which are forwarded not pass: "" if there is none. Such chains see no packet that goes
 // past the node's stack. Chains that translate do not count: what they translate is not redirected.
 func ForwardRules() (string, error) {
+	return foreignRules(nil, *nftables.ChainHookPrerouting, *nftables.ChainHookForward, *nftables.ChainHookPostrouting)
+}
+
+// TunnelRules is ForwardRules for what nodes send each other for containers (VXLAN): chains that
+// see what the node itself sends and receives, or policies by which it is encrypted (IPsec).
+func TunnelRules() (string, error) {
+	// Of a device the same numbers are its ingress and egress.
+	rules, err := foreignRules([]nftables.TableFamily{nftables.TableFamilyNetdev}, *nftables.ChainHookPrerouting,
+		*nftables.ChainHookInput, *nftables.ChainHookOutput, *nftables.ChainHookPostrouting, inetIngress)
+	if err != nil || rules != "" {
+		return rules, err
+	}
+	policies, err := dump(func() ([]netlink.XfrmPolicy, error) { return netlink.XfrmPolicyList(netlink.FAMILY_ALL) })
+	if errors.Is(err, unix.EPROTONOSUPPORT) {
+		return "", nil // a kernel without IPsec
+	}
+	if err != nil {
+		return "", fmt.Errorf("list IPsec policies: %w", err)
+	}
+	if len(policies) > 0 {
+		return "IPsec", nil
+	}
+	return "", nil
+}
+
+// NarrowRoute names the first of nodes to which the kernel's route says that packets are to be
+// smaller than its device takes; "" if there is none. Nodes without a route do not count.
+func NarrowRoute(nodes []netip.Addr) (string, error) {
+	h, err := open()
+	if err != nil {
+		return "", err
+	}
+	defer h.Close()
+	mtus := map[int]int{}
+	for _, to := range nodes {
+		routes, err := h.RouteGet(to.AsSlice())
+		if err != nil || len(routes) == 0 || routes[0].MTU == 0 {
+			continue
+		}
+		index := routes[0].LinkIndex
+		if mtus[index] == 0 {
+			link, err := h.LinkByIndex(index)
+			if err != nil {
+				return "", fmt.Errorf("device of the route to %v: %w", to, err)
+			}
+			mtus[index] = link.Attrs().MTU
+		}
+		if routes[0].MTU < mtus[index] {
+			return fmt.Sprintf("the route to %v has MTU %d", to, routes[0].MTU), nil
+		}
+	}
+	return "", nil
+}
+
+// foreignRules names the first such chain at one of hooks, of IP and of more families.
+func foreignRules(more []nftables.TableFamily, hooks ...nftables.ChainHook) (string, error) {
+	families := append(more, nftables.TableFamilyIPv4, nftables.TableFamilyIPv6, nftables.TableFamilyINet)
 	for _, path := range legacyTables {
 		raw, err := os.ReadFile(path)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -39,7 +102,7 @@ func ForwardRules() (string, error) {
 		return "", fmt.Errorf("list nftables chains: %w", err)
 	}
 	for _, chain := range chains {
-		if !seesForwarded(chain) {
+		if !isForeign(chain, families, hooks) {
 			continue
 		}
 		drops := chain.Policy != nil && *chain.Policy == nftables.ChainPolicyDrop
@@ -57,11 +120,8 @@ func ForwardRules() (string, error) {
 	return "", nil
 }
 
-// seesForwarded reports whether chain is one of somebody else's that the kernel asks about packets
-// which are forwarded.
-func seesForwarded(chain *nftables.Chain) bool {
-	hooks := []nftables.ChainHook{*nftables.ChainHookPrerouting, *nftables.ChainHookForward, *nftables.ChainHookPostrouting}
-	families := []nftables.TableFamily{nftables.TableFamilyIPv4, nftables.TableFamilyIPv6, nftables.TableFamilyINet}
+// isForeign reports whether chain is one of somebody else's at one of hooks.
+func isForeign(chain *nftables.Chain, families []nftables.TableFamily, hooks []nftables.ChainHook) bool {
 	return chain.Hooknum != nil && chain.Type != nftables.ChainTypeNAT && slices.Contains(hooks, *chain.Hooknum) &&
 		slices.Contains(families, chain.Table.Family) && (chain.Table.Name != firewallTable || chain.Table.Family != nftables.TableFamilyINet)
 }
@@ -73,6 +133,8 @@ func tableFamily(f nftables.TableFamily) string {
 		return "ip"
 	case nftables.TableFamilyIPv6:
 		return "ip6"
+	case nftables.TableFamilyNetdev:
+		return "netdev"
 	}
 	return "inet"
 }

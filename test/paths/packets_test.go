@@ -137,6 +137,72 @@ func TestPacketsAndForwardRules(t *testing.T) {
 	client.Must(`echo(%q, %d, 40)`, far, forbidden)
 }
 
+// byDevice gives how many of n1's packets the overlay's device had to do with, out and in, while f
+// ran.
+func byDevice(t *testing.T, f func()) (sent, taken int) {
+	t.Helper()
+	count := func() (n int) {
+		out := lab.InNode(t, "n1", "awk", "/heddle-vx0/ { print $11 }", "/proc/net/dev")
+		if _, err := fmt.Sscan(out, &n); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	sent, taken = count(), int(lab.Counters(t, "n1")["tunnel_device"])
+	f()
+	return count() - sent, int(lab.Counters(t, "n1")["tunnel_device"]) - taken
+}
+
+// awaitDevice waits until n1's packets go by the overlay's device for a reason with this word, or
+// until they do not: "".
+func awaitDevice(t *testing.T, word string) {
+	t.Helper()
+	testutil.Eventually(t, fmt.Sprintf("the device's part for %q", word), func() (bool, string) {
+		var st []api.Status
+		lab.Query(t, &st, "status", "--node", "n1")
+		p := st[0].Packets
+		return p.Redirected && (word == "") == (p.DeviceReason == "") && strings.Contains(p.DeviceReason, word), fmt.Sprintf("%+v", p)
+	})
+}
+
+// TestTunnel: between nodes the programs send and take packets, past the overlay's device and the
+// nodes' own hooks, unless rules or routes of the node are about what it sends itself.
+func TestTunnel(t *testing.T) {
+	server, client := datagrams(lab.StartPeer(t, "overlay", "n2/c1")), datagrams(lab.StartPeer(t, "overlay", "n1/c1"))
+	far, port := lab.Address(t, "overlay", "n2/c1"), lab.FreePort()
+	server.Must(`serve_udp(%d)`, port)
+	const trips = 20
+	echo := func() {
+		for range trips {
+			client.Must(`echo(%q, %d, 40)`, far, port)
+		}
+	}
+	past := func() {
+		t.Helper()
+		awaitDevice(t, "")
+		echo() // the way is known, and what follows what the device took has come
+		testutil.Eventually(t, "packets past the device", func() (bool, string) {
+			sent, taken := byDevice(t, echo)
+			return sent+taken == 0, fmt.Sprintf("%d sent by it, %d left to it", sent, taken)
+		})
+	}
+	past()
+	repair := lab.Spoil(t, "n1", "inet", fmt.Sprintf("chain incoming { type filter hook input priority 0; udp dport %d drop; }", port))
+	awaitDevice(t, "nftables chain inet heddle-test incoming")
+	if sent, _ := byDevice(t, echo); sent < trips {
+		t.Errorf("%d of %d packets by the device, which the node's rules ask for", sent, trips)
+	}
+	repair()
+	past()
+	to := strings.Fields(lab.InNode(t, "n1", "ip", "-br", "route", "get", lab.Address(t, "host", "n2/c1")))
+	lab.InNode(t, "n1", "ip", "route", "add", to[0], "dev", to[2], "mtu", "1400")
+	t.Cleanup(func() { lab.InNode(t, "n1", "ip", "route", "del", to[0], "dev", to[2]) })
+	awaitDevice(t, "has MTU 1400")
+	if sent, _ := byDevice(t, echo); sent < trips {
+		t.Errorf("%d of %d packets by the device, which knows the route's MTU", sent, trips)
+	}
+}
+
 // TestPacketsRouted is TestDatagrams between containers where nothing is redirected.
 func TestPacketsRouted(t *testing.T) {
 	lab.Another(t, "r", "--agent-arg=--packets=route")

@@ -84,6 +84,7 @@ func (p *Plane) CutLeaving(e model.Endpoint) (cut int, err error) {
 // order, so that routes to new nodes are unproven from the start.
 func (p *Plane) SetTopology(local []netip.Prefix, nodes []model.Node, endpoints model.Endpoints) error {
 	p.firewall.setNodes(nodes)
+	p.packets.setNodes(nodes)
 	return errors.Join(p.probed.follow(nodes), p.datapath.SetTopology(p.cfg.Self.Name, local, nodes, endpoints))
 }
 

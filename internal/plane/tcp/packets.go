@@ -3,6 +3,7 @@ package tcp
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -23,9 +24,24 @@ type packets struct {
 	datapath *datapath.Datapath
 	// reserved says why they must not, whatever the mode; "" if nothing is in the way.
 	reserved string
+	// device says why the overlay's device is to send and receive what goes between nodes, whatever
+	// the firewall; "" if programs may.
+	device string
 
 	mu    sync.Mutex
 	state api.Packets
+	nodes []netip.Addr // underlay addresses of the others
+}
+
+// setNodes says which other nodes there are.
+func (p *packets) setNodes(nodes []model.Node) {
+	addrs := make([]netip.Addr, len(nodes))
+	for i, n := range nodes {
+		addrs[i] = n.Underlay
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.nodes = addrs
 }
 
 // choose looks at the node's firewall, if that matters, and tells the programs.
@@ -45,7 +61,10 @@ func (p *packets) choose() error {
 		}
 	}
 	state.Redirected = state.Reason == ""
-	if err := p.datapath.RedirectPackets(state.Redirected); err != nil {
+	if state.Redirected {
+		state.DeviceReason = p.whyDevice()
+	}
+	if err := p.datapath.RedirectPackets(state.Redirected, state.Redirected && state.DeviceReason == ""); err != nil {
 		return err
 	}
 	p.mu.Lock()
@@ -56,7 +75,7 @@ func (p *packets) choose() error {
 
 // follow looks again, until ctx ends; changed is called with what is new.
 func (p *packets) follow(ctx context.Context, changed func(api.Packets, error)) {
-	if p.mode != model.PacketsAuto {
+	if p.mode == model.PacketsRoute || p.reserved != "" {
 		return
 	}
 	for {
@@ -71,6 +90,29 @@ func (p *packets) follow(ctx context.Context, changed func(api.Packets, error)) 
 			changed(now, err)
 		}
 	}
+}
+
+// whyDevice says why redirected packets pass the overlay's device on their way between nodes, and
+// with it what the node has for its own packets; "" if they do not.
+func (p *packets) whyDevice() string {
+	if p.device != "" {
+		return p.device
+	}
+	p.mu.Lock()
+	nodes := p.nodes
+	p.mu.Unlock()
+	rules, err := netcfg.TunnelRules()
+	if err == nil && rules != "" {
+		return rules + " is to see them"
+	}
+	narrow := ""
+	if err == nil {
+		narrow, err = netcfg.NarrowRoute(nodes)
+	}
+	if err != nil {
+		return fmt.Sprintf("what holds for the node's own packets is not known: %v", err)
+	}
+	return narrow
 }
 
 func (p *packets) status() api.Packets {
@@ -94,11 +136,24 @@ func whyRouted(cfg Config) string {
 	return ""
 }
 
+// whyDevice says what of the underlay only the overlay's device does.
+func whyDevice(devices netcfg.NodeDevices, underlay netip.Addr) string {
+	switch {
+	case devices.Encrypted():
+		return "WireGuard encrypts them"
+	case devices.Outer.IsValid() || !underlay.Is4():
+		return "the underlay is IPv6"
+	}
+	return ""
+}
+
 // packetsChanged tells the operator.
 func (p *Plane) packetsChanged(now api.Packets, err error) {
 	switch {
 	case err != nil:
 		p.log.Error("not known whether packets go past the node's stack; will look again", "err", err)
+	case now.Redirected && now.DeviceReason != "":
+		p.log.Info("packets between containers go past the node's stack, but by the overlay's device", "reason", now.DeviceReason)
 	case now.Redirected:
 		p.log.Info("packets between containers go past the node's stack")
 	default:

@@ -163,7 +163,7 @@ func Open(cfg Config) (_ *Plane, err error) {
 		window: cfg.Firewall, live: cfg.FirewallLive, log: p.log, wanted: cfg.Firewall > 0,
 		past: p.datapath.PastFirewalls, ask: p.askFirewalls, end: p.endFirewalled,
 	}
-	p.packets = packets{mode: cfg.Packets, datapath: p.datapath, reserved: whyRouted(cfg)}
+	p.packets = packets{mode: cfg.Packets, datapath: p.datapath, reserved: whyRouted(cfg), device: whyDevice(cfg.Devices, cfg.Self.Underlay)}
 	if err := p.packets.choose(); err != nil {
 		return nil, err
 	}

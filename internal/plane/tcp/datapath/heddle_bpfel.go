@@ -363,7 +363,8 @@ const (
 	heddleHeddleReasonREASON_CUT_FIREWALL               heddleHeddleReason = 90
 	heddleHeddleReasonREASON_PROBE_FIREWALL             heddleHeddleReason = 91
 	heddleHeddleReasonREASON_CUT_CLEAR                  heddleHeddleReason = 92
-	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 93
+	heddleHeddleReasonREASON_TUNNEL_DEVICE              heddleHeddleReason = 93
+	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 94
 )
 
 type heddleHeddleVerdict uint32
@@ -693,6 +694,44 @@ type heddleSynOption struct {
 	Src            uint32
 }
 
+type heddleTunnelScratch struct {
+	_       structs.HostLayout
+	Headers struct {
+		_  structs.HostLayout
+		Ip struct {
+			_          structs.HostLayout
+			VersionIhl uint8
+			Tos        uint8
+			TotLen     uint16
+			Id         uint16
+			FragOff    uint16
+			Ttl        uint8
+			Protocol   uint8
+			Check      uint16
+			Saddr      uint32
+			Daddr      uint32
+		}
+		Udp struct {
+			_      structs.HostLayout
+			Source uint16
+			Dest   uint16
+			Length uint16
+			Check  uint16
+		}
+		Vxlan struct {
+			_     structs.HostLayout
+			Flags uint32
+			Vni   uint32
+		}
+		Macs     [12]uint8
+		Protocol uint16
+		_        [2]byte
+	}
+	_      [4]byte
+	Way    heddleWay
+	Lookup [8]uint64
+}
+
 type heddleTupleSet struct {
 	_    structs.HostLayout
 	Wire [8]struct {
@@ -707,6 +746,13 @@ type heddleVtep struct {
 	_   structs.HostLayout
 	Mac [6]uint8
 	Pad uint16
+}
+
+type heddleWay struct {
+	_     structs.HostLayout
+	Until uint64
+	Hop   uint32
+	Pad   uint32
 }
 
 // Names of all BPF objects in the ELF.
@@ -733,6 +779,7 @@ const (
 	heddleMapForbiddenByFirewall   = "forbidden_by_firewall"
 	heddleMapGroupByListener       = "group_by_listener"
 	heddleMapGroupsBySock          = "groups_by_sock"
+	heddleMapLeftToDevice          = "left_to_device"
 	heddleMapLimitByEndpoint       = "limit_by_endpoint"
 	heddleMapMappedByInner         = "mapped_by_inner"
 	heddleMapMappedByOuter         = "mapped_by_outer"
@@ -759,9 +806,11 @@ const (
 	heddleMapSuspects              = "suspects"
 	heddleMapTagBySock             = "tag_by_sock"
 	heddleMapTranslatedPairs       = "translated_pairs"
+	heddleMapTunnelScratch         = "tunnel_scratch"
 	heddleMapVerdictByPair         = "verdict_by_pair"
 	heddleMapVerdictByPort         = "verdict_by_port"
 	heddleMapVtepByUnderlay        = "vtep_by_underlay"
+	heddleMapWayByUnderlay         = "way_by_underlay"
 	heddleMapWireByRelay           = "wire_by_relay"
 	heddleMapWiresByOwner          = "wires_by_owner"
 	heddleProgBind4                = "bind4"
@@ -850,6 +899,7 @@ const (
 	heddleVarOrphansUntil          = "orphans_until"
 	heddleVarPacketsRedirected     = "packets_redirected"
 	heddleVarStacksInForce         = "stacks_in_force"
+	heddleVarTunnelByProgram       = "tunnel_by_program"
 	heddleVarTypeAdmission         = "type_admission"
 	heddleVarTypeAdmissionFlags    = "type_admission_flags"
 	heddleVarTypeConnectionRecord  = "type_connection_record"
@@ -986,6 +1036,7 @@ type heddleMapSpecs struct {
 	ForbiddenByFirewall *ebpf.MapSpec `ebpf:"forbidden_by_firewall"`
 	GroupByListener     *ebpf.MapSpec `ebpf:"group_by_listener"`
 	GroupsBySock        *ebpf.MapSpec `ebpf:"groups_by_sock"`
+	LeftToDevice        *ebpf.MapSpec `ebpf:"left_to_device"`
 	LimitByEndpoint     *ebpf.MapSpec `ebpf:"limit_by_endpoint"`
 	MappedByInner       *ebpf.MapSpec `ebpf:"mapped_by_inner"`
 	MappedByOuter       *ebpf.MapSpec `ebpf:"mapped_by_outer"`
@@ -1012,9 +1063,11 @@ type heddleMapSpecs struct {
 	Suspects            *ebpf.MapSpec `ebpf:"suspects"`
 	TagBySock           *ebpf.MapSpec `ebpf:"tag_by_sock"`
 	TranslatedPairs     *ebpf.MapSpec `ebpf:"translated_pairs"`
+	TunnelScratch       *ebpf.MapSpec `ebpf:"tunnel_scratch"`
 	VerdictByPair       *ebpf.MapSpec `ebpf:"verdict_by_pair"`
 	VerdictByPort       *ebpf.MapSpec `ebpf:"verdict_by_port"`
 	VtepByUnderlay      *ebpf.MapSpec `ebpf:"vtep_by_underlay"`
+	WayByUnderlay       *ebpf.MapSpec `ebpf:"way_by_underlay"`
 	WireByRelay         *ebpf.MapSpec `ebpf:"wire_by_relay"`
 	WiresByOwner        *ebpf.MapSpec `ebpf:"wires_by_owner"`
 }
@@ -1062,6 +1115,7 @@ type heddleVariableSpecs struct {
 	OrphansUntil          *ebpf.VariableSpec `ebpf:"orphans_until"`
 	PacketsRedirected     *ebpf.VariableSpec `ebpf:"packets_redirected"`
 	StacksInForce         *ebpf.VariableSpec `ebpf:"stacks_in_force"`
+	TunnelByProgram       *ebpf.VariableSpec `ebpf:"tunnel_by_program"`
 	TypeAdmission         *ebpf.VariableSpec `ebpf:"type_admission"`
 	TypeAdmissionFlags    *ebpf.VariableSpec `ebpf:"type_admission_flags"`
 	TypeConnectionRecord  *ebpf.VariableSpec `ebpf:"type_connection_record"`
@@ -1123,6 +1177,7 @@ type heddleMaps struct {
 	ForbiddenByFirewall *ebpf.Map `ebpf:"forbidden_by_firewall"`
 	GroupByListener     *ebpf.Map `ebpf:"group_by_listener"`
 	GroupsBySock        *ebpf.Map `ebpf:"groups_by_sock"`
+	LeftToDevice        *ebpf.Map `ebpf:"left_to_device"`
 	LimitByEndpoint     *ebpf.Map `ebpf:"limit_by_endpoint"`
 	MappedByInner       *ebpf.Map `ebpf:"mapped_by_inner"`
 	MappedByOuter       *ebpf.Map `ebpf:"mapped_by_outer"`
@@ -1149,9 +1204,11 @@ type heddleMaps struct {
 	Suspects            *ebpf.Map `ebpf:"suspects"`
 	TagBySock           *ebpf.Map `ebpf:"tag_by_sock"`
 	TranslatedPairs     *ebpf.Map `ebpf:"translated_pairs"`
+	TunnelScratch       *ebpf.Map `ebpf:"tunnel_scratch"`
 	VerdictByPair       *ebpf.Map `ebpf:"verdict_by_pair"`
 	VerdictByPort       *ebpf.Map `ebpf:"verdict_by_port"`
 	VtepByUnderlay      *ebpf.Map `ebpf:"vtep_by_underlay"`
+	WayByUnderlay       *ebpf.Map `ebpf:"way_by_underlay"`
 	WireByRelay         *ebpf.Map `ebpf:"wire_by_relay"`
 	WiresByOwner        *ebpf.Map `ebpf:"wires_by_owner"`
 }
@@ -1178,6 +1235,7 @@ func (m *heddleMaps) Close() error {
 		m.ForbiddenByFirewall,
 		m.GroupByListener,
 		m.GroupsBySock,
+		m.LeftToDevice,
 		m.LimitByEndpoint,
 		m.MappedByInner,
 		m.MappedByOuter,
@@ -1204,9 +1262,11 @@ func (m *heddleMaps) Close() error {
 		m.Suspects,
 		m.TagBySock,
 		m.TranslatedPairs,
+		m.TunnelScratch,
 		m.VerdictByPair,
 		m.VerdictByPort,
 		m.VtepByUnderlay,
+		m.WayByUnderlay,
 		m.WireByRelay,
 		m.WiresByOwner,
 	)
@@ -1255,6 +1315,7 @@ type heddleVariables struct {
 	OrphansUntil          *ebpf.Variable `ebpf:"orphans_until"`
 	PacketsRedirected     *ebpf.Variable `ebpf:"packets_redirected"`
 	StacksInForce         *ebpf.Variable `ebpf:"stacks_in_force"`
+	TunnelByProgram       *ebpf.Variable `ebpf:"tunnel_by_program"`
 	TypeAdmission         *ebpf.Variable `ebpf:"type_admission"`
 	TypeAdmissionFlags    *ebpf.Variable `ebpf:"type_admission_flags"`
 	TypeConnectionRecord  *ebpf.Variable `ebpf:"type_connection_record"`

@@ -20,6 +20,13 @@ var besideB = netip.MustParseAddr("10.244.2.3")
 func loadForRedirect(t *testing.T, without uint64) *Datapath {
 	t.Helper()
 	d := loadForTestWithout(t, without)
+	prepareRedirect(t, d)
+	return d
+}
+
+// prepareRedirect is the rest of it, for programs that are loaded.
+func prepareRedirect(t *testing.T, d *Datapath) {
+	t.Helper()
 	node := func(name string, underlay netip.Addr, prefix, mac string) model.Node {
 		return model.Node{Name: name, Underlay: underlay, Prefixes: []netip.Prefix{netip.MustParsePrefix(prefix)}, VTEPMAC: mac}
 	}
@@ -33,10 +40,9 @@ func loadForRedirect(t *testing.T, without uint64) *Datapath {
 		}
 	}
 	setSender(t, d, heddleEndpoint{Addr4: fromAddr(overlayB), Id: 5})
-	if err := d.RedirectPackets(true); err != nil {
+	if err := d.RedirectPackets(true, false); err != nil {
 		t.Fatal(err)
 	}
-	return d
 }
 
 // setSender says whose device test packets come by, which is none.
@@ -210,7 +216,7 @@ func TestRedirectLeavesToTheStack(t *testing.T) {
 	})
 	t.Run("mode", func(t *testing.T) {
 		setSender(t, d, heddleEndpoint{Addr4: fromAddr(overlayB), Id: 5})
-		if err := d.RedirectPackets(false); err != nil {
+		if err := d.RedirectPackets(false, false); err != nil {
 			t.Fatal(err)
 		}
 		sends(t, d, from, udp(overlayB, besideB), actOK, 0)

@@ -189,6 +189,8 @@ var Reasons = []model.Reason{
 	{Name: "probe_firewall", Kind: model.KindPath, Help: "probes of the forward chains that reached a container of this node, answered in its place"},
 	{Name: "cut_clear", Kind: model.KindCut, Help: "direct connection ended that stood before its node began to encrypt, and went on in the clear (ECONNABORTED)",
 		Remedy: "nothing: the program connects again, encrypted; `heddled --encrypt-open keep` lets such connections be"},
+	{Name: "tunnel_device", Kind: model.KindPath, Help: "packets of the overlay that its device sent or took although BPF programs do: segments on their way in, fragments, what routers marked, and what follows these; on their way out, to neighbours or at an MTU that the programs do not know",
+		Remedy: "nothing: only slower"},
 }
 
 // String gives the reason's name.

@@ -200,19 +200,53 @@ func TestNamedTestsAreThere(t *testing.T) {
 // declarations are those of all planes that there are.
 var declarations = map[string]plane.Declaration{"tcp": tcp.Declaration, "verbs": verbs.Declaration}
 
-// TestDeclaredNamesAreDocumented holds docs/howto/troubleshoot.md to the reasons of all planes, with
-// what to do about each, and docs/protocols/agent-api.md to their paths, protocols and faults.
-func TestDeclaredNamesAreDocumented(t *testing.T) {
-	texts := documents(t)
-	link, pages := regexp.MustCompile(`\[([^]]*)\]\([^)]*\)`), make(map[string][]string)
-	for line := range strings.Lines(texts["docs/howto/troubleshoot.md"]) {
-		if cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), " |"); len(cells) == 4 {
+// reasonRows reads the tables of docs/reasons/: of each reason the cells after its name, and its
+// page.
+func reasonRows(t *testing.T, texts map[string]string) (rows map[string][]string, pages map[string]string) {
+	link := regexp.MustCompile(`\[([^]]*)\]\([^)]*\)`)
+	rows, pages = make(map[string][]string), make(map[string]string)
+	for path, text := range texts {
+		if !strings.HasPrefix(path, "docs/reasons/") {
+			continue
+		}
+		for line := range strings.Lines(text) {
+			cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), " |")
+			if len(cells) != 4 {
+				continue
+			}
 			for i := range cells {
 				cells[i] = strings.TrimSpace(link.ReplaceAllString(cells[i], "$1"))
 			}
-			pages[strings.Trim(cells[0], "`")] = cells[1:]
+			name := strings.Trim(cells[0], "`")
+			if rows[name] != nil && name != "reason" {
+				t.Errorf("%s and %s both have a row for %s", pages[name], path, name)
+			}
+			rows[name], pages[name] = cells[1:], path
 		}
 	}
+	return rows, pages
+}
+
+// indexedReasons are the pages below docs/ that docs/reasons.md names, by how reasons' names begin.
+func indexedReasons(text string) map[string]string {
+	began, led := regexp.MustCompile("`([a-z_]+_)`"), regexp.MustCompile(`\]\((reasons/[a-z]+\.md)`)
+	index := make(map[string]string)
+	for line := range strings.Lines(text) {
+		if to := led.FindStringSubmatch(line); to != nil {
+			for _, m := range began.FindAllStringSubmatch(line, -1) {
+				index[m[1]] = "docs/" + to[1]
+			}
+		}
+	}
+	return index
+}
+
+// TestDeclaredNamesAreDocumented holds docs/reasons/ and its index to the reasons of all planes,
+// with what to do about each, and docs/protocols/agent-api.md to their paths, protocols and faults.
+func TestDeclaredNamesAreDocumented(t *testing.T) {
+	texts := documents(t)
+	rows, pages := reasonRows(t, texts)
+	index := indexedReasons(texts["docs/reasons.md"])
 	named := func(plane, what, name string) {
 		if !strings.Contains(texts["docs/protocols/agent-api.md"], "`"+name+"`") {
 			t.Errorf("docs/protocols/agent-api.md does not name the %s plane's %s %s", plane, what, name)
@@ -223,9 +257,17 @@ func TestDeclaredNamesAreDocumented(t *testing.T) {
 			if r.Name == "none" {
 				continue // the number 0, which nothing is counted under
 			}
-			row := pages[r.Name]
+			row := rows[r.Name]
 			if row == nil || row[0] != string(r.Kind) || row[2] != r.Remedy {
-				t.Errorf("docs/howto/troubleshoot.md has for the %s plane's reason %s %q, want its kind %q, a meaning, and %q", plane, r.Name, row, r.Kind, r.Remedy)
+				t.Errorf("docs/reasons/ has for the %s plane's reason %s %q, want its kind %q, a meaning, and %q", plane, r.Name, row, r.Kind, r.Remedy)
+				continue
+			}
+			found := false
+			for start, page := range index {
+				found = found || strings.HasPrefix(r.Name, start) && page == pages[r.Name]
+			}
+			if !found {
+				t.Errorf("docs/reasons.md does not lead from the beginning of %s to %s", r.Name, pages[r.Name])
 			}
 		}
 		for _, p := range d.Paths {

@@ -7,7 +7,7 @@ type Reason struct {
 	Name string // metric label
 	Kind Kind
 	Help string // one sentence for operators
-	// Remedy is what an operator does about it, as docs/howto/troubleshoot.md has it; empty:
+	// Remedy is what an operator does about it, as the tables of docs/reasons/ have it; empty:
 	// nothing.
 	Remedy string
 }

@@ -61,6 +61,12 @@ func TestTenMinutes(t *testing.T) {
 			t.Errorf("%s has %d lines; the most is %d", path, n, most)
 		}
 	}
+	split := regexp.MustCompile(`^docs/(howto/troubleshoot\.md|(reasons|security)(\.md|/))`)
+	for path, text := range texts {
+		if n := len(strings.Fields(text)); split.MatchString(path) && n > 2500 {
+			t.Errorf("%s has %d words, more than 2,500: give a part of it a page of its own", path, n)
+		}
+	}
 }
 
 // TestReadmeIsRun holds .ci/run to the test command that the README names.
@@ -140,8 +146,8 @@ func TestReadmeTable(t *testing.T) {
 	}
 }
 
-// TestFilesAreThere: a file that the architecture, the threat model or CONTRIBUTING names is in the
-// repository.
+// TestFilesAreThere: a file that the architecture, the threat model and its pages, or CONTRIBUTING
+// names is in the repository.
 func TestFilesAreThere(t *testing.T) {
 	files := []string{"/rules_test.go"}
 	for _, folder := range []string{"bpf", "clib", "cmd", "internal", "rust", "test"} {
@@ -155,7 +161,8 @@ func TestFilesAreThere(t *testing.T) {
 	}
 	named := regexp.MustCompile("`([a-zA-Z0-9_/.-]+\\.(?:go|c|h|rs))`")
 	for path, text := range documents(t) {
-		if !slices.Contains([]string{"CONTRIBUTING.md", "docs/ARCHITECTURE.md", "docs/security.md"}, path) && !strings.HasPrefix(path, "docs/architecture/") {
+		if !slices.Contains([]string{"CONTRIBUTING.md", "docs/ARCHITECTURE.md", "docs/security.md"}, path) &&
+			!strings.HasPrefix(path, "docs/architecture/") && !strings.HasPrefix(path, "docs/security/") {
 			continue
 		}
 		for _, m := range named.FindAllStringSubmatch(text, -1) {

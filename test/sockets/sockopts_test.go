@@ -14,7 +14,7 @@ import (
 )
 
 // optionDifference is an option whose answers are not those of a plain container, and why: a row of
-// docs/differences.md, or that they differ from one run to the next.
+// docs/differences/options.md, or that they differ from one run to the next.
 type optionDifference struct {
 	level   string
 	numbers []int
@@ -97,7 +97,7 @@ func TestSocketOptions(t *testing.T) {
 	}
 	for i, d := range optionDifferences {
 		if !d.chance && !needed[&optionDifferences[i]] {
-			t.Errorf("%s (%s %v) differs no longer: take it out of the table and of docs/differences.md", d.why, d.level, d.numbers)
+			t.Errorf("%s (%s %v) differs no longer: take it out of the table and of docs/differences/options.md", d.why, d.level, d.numbers)
 		}
 	}
 }

@@ -12,7 +12,7 @@ import (
 // step. To test what became equal, take the entry out.
 type Exclusion struct {
 	Name string
-	Row  string // part of its row in docs/differences.md
+	Row  string // part of its row in docs/differences/
 	// Excludes looks at a step and at what the steps kept before it did.
 	Excludes func(h *history, s differ.Step) bool
 }

@@ -33,7 +33,7 @@ type Set struct {
 // after it: traces are compared without it.
 type Allowance struct {
 	Name string
-	Row  string // part of its row in docs/differences.md
+	Row  string // part of its row in docs/differences/
 	// Level takes it out of a trace.
 	Level func(p differ.Program, t *differ.Trace)
 }

@@ -75,10 +75,13 @@ func containerSendsVXLAN(t *testing.T) string {
 
 // takeOverlay sends a datagram from the overlay's port to each port of the other node that its
 // overlay may send from: masqueraded, they have what comes from there for an answer. Then another
-// container's neighbour has something sent.
+// container's neighbour has something sent, in segments: what comes in one piece is taken before
+// anything is looked for (decision 0105).
 func takeOverlay(t *testing.T) string {
 	thief, victim, sender := lab.StartPeer(t, "overlay", "n1/c1"), lab.StartPeer(t, "overlay", "n1/c2"), lab.StartPeer(t, "overlay", "n2/c1")
 	port := lab.FreePort()
+	sender.Must(`d = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)`)
+	sender.Must(`d.setsockopt(socket.IPPROTO_UDP, 103, 6)`) // UDP_SEGMENT
 	thief.Must(`s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)`)
 	thief.Must(`s.bind(("0.0.0.0", 4789))`)
 	thief.Must(`def spray(node):
@@ -97,7 +100,7 @@ func takeOverlay(t *testing.T) string {
 	victim.Must(`d.setblocking(False)`)
 	got := ""
 	testutil.Eventually(t, "what is sent to arrive, or to be taken", func() (bool, string) {
-		sender.Must(`socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"secret", (%q, %d))`, lab.Address(t, "overlay", "n1/c2"), port)
+		sender.Must(`d.sendto(b"secretsecret", (%q, %d))`, lab.Address(t, "overlay", "n1/c2"), port)
 		got = strings.Trim(thief.Must(`taken()`), `"`)
 		arrived := victim.Must(`error_of(d.recv, 100)`)
 		return got != "" || arrived == `"ok"`, arrived

@@ -76,7 +76,7 @@ func ctrExec(t *testing.T, c engineCLI, dir, id, container, command string) stri
 	c.must("task", "exec", "--exec-id", id, container, "busybox", "sh", "-c", command+" >/printed")
 	out, err := os.ReadFile(filepath.Join(dir, "rootfs/printed"))
 	testutil.NoError(t, err)
-	return string(out)
+	return strings.TrimSpace(string(out))
 }
 
 // TestContainerd runs containerd on two nodes, with Heddle's CNI plugin.

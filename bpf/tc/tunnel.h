@@ -45,8 +45,8 @@ static __always_inline __u16 header_sum(const struct iphdr_ *h)
 }
 
 /* Asks the node's routes for the way to a node. hop stays 0 where only the device is to send: by
- * another device, to a neighbour that has to be asked for, or where what fits the overlay, which its
- * caller has seen to, does not fit the way with these headers: the device sends fragments then. */
+ * another device, to a neighbour that has to be asked for, or where what fits the overlay, which
+ * the caller has seen to, does not fit the way with these headers: the device sends fragments. */
 static __always_inline void find_way(struct __sk_buff *skb, __be32 node, struct bpf_fib_lookup *fib,
                                      struct way *way)
 {

@@ -113,7 +113,7 @@ func TestDecapsulateIsGuarded(t *testing.T) {
 }
 
 // TestEncapsulate: what leaves for another node has the headers that its device takes, and goes by
-// the device itself where there is no neighbour to send it to, or a path's MTU is smaller.
+// the device itself where there is no neighbour to send it to, or an MTU on the way is too small.
 func TestEncapsulate(t *testing.T) {
 	testutil.NeedRoot(t, "makes a network namespace")
 	const name = "heddle-tunnel-test"
@@ -129,12 +129,12 @@ func TestEncapsulate(t *testing.T) {
 	}
 	// As a node's.
 	testutil.NoError(t, netns.Do(netns.Path(name), func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0) }))
-	const device = 77
-	ip("link", "add", "under", "index", "77", "type", "veth", "peer", "name", "fabric")
-	ip("link", "set", "fabric", "up")
+	const device, overlay = 77, 78
+	ip("link", "add", "under", "index", "77", "type", "veth", "peer", "name", "overlay", "index", "78", "mtu", "1450")
+	ip("link", "set", "overlay", "up")
 	ip("addr", "add", underlayB.String()+"/24", "dev", "under")
 	ip("link", "set", "under", "up")
-	d := loadForTestAs(t, 0, func(c *Config) { c.UnderlayIfindex, c.VTEPMAC = device, "02:48:c0:00:02:02" })
+	d := loadForTestAs(t, 0, func(c *Config) { c.UnderlayIfindex, c.OverlayIfindex, c.VTEPMAC = device, overlay, "02:48:c0:00:02:02" })
 	prepareRedirect(t, d)
 	if err := d.RedirectPackets(true, true); err != nil {
 		t.Fatal(err)
@@ -206,6 +206,10 @@ func TestEncapsulate(t *testing.T) {
 			}
 		}
 	})
+	ip("link", "set", "under", "mtu", "1499") // what fits the overlay's 1450 does not fit with 50 more
+	run(t, frames["IPv4"], true)
+	ip("link", "set", "under", "mtu", "1500")
+	run(t, frames["IPv4"], false)
 	ip("route", "add", underlayA.String(), "dev", "under", "mtu", "lock", "1400")
 	run(t, frames["IPv4"], true)
 }

@@ -85,7 +85,7 @@ func takeOverlay(t *testing.T) string {
 	thief.Must(`s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)`)
 	thief.Must(`s.bind(("0.0.0.0", 4789))`)
 	thief.Must(`def spray(node):
-    for port in range(32768, 61000):
+    for port in range(32768, 65536):
         try: s.sendto(b"x", (node, port))
         except OSError: pass # refused: an earlier one, as its ICMP error says`)
 	thief.Must(`def taken():
@@ -105,6 +105,7 @@ func takeOverlay(t *testing.T) string {
 		arrived := victim.Must(`error_of(d.recv, 100)`)
 		return got != "" || arrived == `"ok"`, arrived
 	})
+	thief.Must(`s.close()`) // for another try
 	return got
 }
 

@@ -269,7 +269,7 @@ bench-peers: need-root build bench-packages
 	$(BIN)/heddle bench summary
 
 # docs/benchmarks/method.md, "UDP, QUIC and DNS".
-bench-packets: need-root build bench-packets
+bench-packets: need-root build bench-packages
 	$(call install,docker.io iptables $(UDP_PACKAGES))
 	$(BIN)/heddle bench packets --up --lab packets --json docs/benchmarks/packets.json
 	$(BIN)/heddle bench packets report

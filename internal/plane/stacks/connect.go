@@ -71,7 +71,7 @@ func (c *call) connect() {
 	case connected:
 		// The first call after the connection is there says so.
 		o := c.t.outgoingOf(c.n.ID)
-		if first := c.n.Flags&told == 0; first || o.untold() {
+		if first := c.n.Flags&told == 0; first || o != nil {
 			c.tellConnected(cmp.Or(o, over()))
 			unlock()
 			return
@@ -93,23 +93,19 @@ func (c *call) connect() {
 }
 
 // tellConnected has connect() succeed. A caller that was interrupted meanwhile calls again, by
-// itself, and is told then. The socket's lock is held.
+// itself, and is told then: of a connection that is there something is kept for as long as nobody
+// could be told. Calls that were interrupted come here in any order. The socket's lock is held.
 func (c *call) tellConnected(o *outgoing) {
 	// Then this call is one that was interrupted: the caller has been told by a later one.
-	known := c.n.Flags&told != 0 && !c.t.outgoingOf(c.n.ID).untold()
+	known := c.n.Flags&told != 0 && c.t.outgoingOf(c.n.ID) == nil
 	c.n.Flags |= told
 	c.write()
 	c.leaveFile()
 	if c.Return(0) == nil {
-		o.told.Store(true)
+		c.t.forget(c.n.ID)
 	} else if !known {
 		c.t.expect(c.n.ID, o)
 	}
-}
-
-// untold reports whether nobody could be told of a connection that is established.
-func (o *outgoing) untold() bool {
-	return o != nil && o.over() && o.errno == 0 && !o.told.Load()
 }
 
 // over is a connection of which all is known.

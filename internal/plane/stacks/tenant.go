@@ -81,7 +81,6 @@ type outgoing struct {
 	errno unix.Errno
 	local protocol.Address
 	ended time.Time
-	told  atomic.Bool // that it is established, by a call that was not interrupted
 	// waits says that the call that asked for it waits, and sets the state of a socket that is not
 	// connected after all.
 	waits bool

@@ -283,19 +283,18 @@ func (c *call) finish(o *outgoing, back int) {
 		return
 	}
 	defer unlock()
-	if o.errno == 0 && c.n.State == connected { // another call has come first, and is told
-		c.end(0, nil)
+	if o.errno == 0 {
+		if c.n.State != connected { // else another call has come first, which may be an interrupted one
+			c.t.forget(c.n.ID)
+			c.n.State, c.n.Local = connected, o.local
+		}
+		c.tellConnected(o)
 		return
 	}
 	c.t.forget(c.n.ID)
-	switch {
-	case o.errno == 0:
-		c.n.State, c.n.Local = connected, o.local
-		c.tellConnected(o)
-		return
-	case back >= 0:
+	if back >= 0 {
 		c.giveBack(back)
-	default:
+	} else {
 		c.n.State = failed
 	}
 	c.write()
@@ -336,13 +335,11 @@ func (c *call) awaitOutcome(o *outgoing) {
 		c.resolve()
 		n := c.n
 		if n.State == connected {
-			c.n.Flags |= told
-			c.write()
+			c.tellConnected(over())
 		}
 		unlock()
 		switch {
 		case n.State == connected:
-			c.end(0, nil)
 			return
 		case n.State == failed:
 			c.end(0, unix.Errno(n.Error))

@@ -130,12 +130,10 @@ func followMetrics(kept Kept, device string, had, want map[string]string) error 
 	}
 	var errs []error
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		routes, err := dump(func() ([]netlink.Route, error) {
-			filter := &netlink.Route{Table: unix.RT_TABLE_MAIN, LinkIndex: link.Attrs().Index}
-			return h.RouteListFiltered(family, filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_OIF)
-		})
+		routes, err := dump(func() ([]netlink.Route, error) { return routesOf(h, family, link) })
 		if err != nil {
 			errs = append(errs, fmt.Errorf("container: list routes: %w", err))
+			continue
 		}
 		for i := range routes {
 			r := &routes[i]
@@ -148,6 +146,25 @@ func followMetrics(kept Kept, device string, had, want map[string]string) error 
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// maxRoutes is how many routes of a family its device may have for them to be given metrics. Its
+// root may add a million, of which each would be memory of the agent and a message to the kernel.
+const maxRoutes = 64
+
+// routesOf gives the main table's routes of a family by the device.
+func routesOf(h *netlink.Handle, family int, link netlink.Link) ([]netlink.Route, error) {
+	var out []netlink.Route
+	filter := &netlink.Route{Table: unix.RT_TABLE_MAIN, LinkIndex: link.Attrs().Index}
+	mask := netlink.RT_FILTER_TABLE | netlink.RT_FILTER_OIF
+	err := h.RouteListFilteredIter(family, filter, mask, func(r netlink.Route) bool {
+		out = append(out, r)
+		return len(out) <= maxRoutes
+	})
+	if len(out) > maxRoutes {
+		return nil, fmt.Errorf("more than %d by %s", maxRoutes, link.Attrs().Name)
+	}
+	return out, err
 }
 
 // setMetrics brings those of a route there and reports whether that changed it.

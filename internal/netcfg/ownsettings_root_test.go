@@ -2,6 +2,7 @@ package netcfg
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"strings"
 	"testing"
@@ -68,6 +69,13 @@ ip route add 10.8.0.0/16 via 10.9.0.2 congctl cubic initcwnd 7`)
 	follow(nil, second)
 	if follow(second, nil); rmem() != usual || strings.Contains(routes(), "initcwnd 33") {
 		t.Errorf("tcp_rmem %s, before %s\n%s", rmem(), usual, routes())
+	}
+	// A container may have more routes than anybody should go through.
+	for i := range 70 {
+		run(t, ns, fmt.Sprintf("ip route add 10.20.%d.0/24 via 10.9.0.2", i))
+	}
+	if _, err := FollowOwnStack(ns, "eth0", nil, second); err == nil || !strings.Contains(err.Error(), "more than 64") || strings.Contains(run(t, ns, "ip route"), "10.20.1.0/24 via 10.9.0.2 congctl") {
+		t.Errorf("with 70 routes more: %v", err)
 	}
 	if _, err := FollowOwnStack(netns.Path("none"), "eth0", nil, second); !errors.Is(err, ErrNoContainer) {
 		t.Errorf("a container that is gone: %v", err)

@@ -29,7 +29,7 @@ var allowed = map[string][]string{
 	"internal/stack":           {"internal/policy"},
 
 	"internal/store":               {"internal/policy", "internal/stack"},
-	"internal/store/etcd":          {"internal/policy", "internal/store"},
+	"internal/store/etcd":          {"internal/patience", "internal/policy", "internal/store"},
 	"internal/endpoint":            {},
 	"internal/netns":               {},
 	"internal/callfilter":          {},
@@ -42,7 +42,7 @@ var allowed = map[string][]string{
 	"internal/trap":                {"internal/fdkeep", "internal/trap/task"},
 	"internal/trap/ioctl":          {"internal/trap", "internal/trap/task"},
 	"internal/trap/task":           {},
-	"internal/fdkeep":              {},
+	"internal/fdkeep":              {"internal/patience"},
 	"internal/flow":                {},
 	"internal/flowlog":             {"internal/flow"},
 	"internal/otlp":                {"internal/flow"},
@@ -79,7 +79,7 @@ var allowed = map[string][]string{
 	"examples/stack-module":          {"internal/plane/stacks/protocol"},
 	"internal/plane/tcp/congestion":  {"internal/stack"},
 
-	"internal/node": {"internal/api", "internal/dockernet", "internal/durable", "internal/endpoint", "internal/fdkeep", "internal/flow", "internal/flowlog", "internal/netcfg", "internal/otlp", "internal/peerapi",
+	"internal/node": {"internal/api", "internal/dockernet", "internal/durable", "internal/endpoint", "internal/fdkeep", "internal/flow", "internal/flowlog", "internal/netcfg", "internal/otlp", "internal/patience", "internal/peerapi",
 		"internal/plane", "internal/plane/tcp", "internal/policy", "internal/stack", "internal/store", "internal/store/etcd", "internal/trap", "internal/trust", "internal/wireguard"},
 	"internal/wireguard":  {"internal/durable"},
 	"internal/uninstall":  {"internal/wireguard", "internal/plane/tcp/datapath", "internal/fdkeep", "internal/netcfg", "internal/plane/tcp/procnet", "internal/plane/queues", "internal/plane/stacks", "internal/plane/verbs", "internal/plane/verbs/folder"},

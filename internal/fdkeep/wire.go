@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/patience"
 )
 
 // Limits of the protocol.
@@ -22,8 +24,10 @@ const (
 
 	maxMessageBytes = 64 << 10 // holds any message within the limits above, in base64
 	fdsPerEntry     = 2        // the listener and its call page
-	exchangeTimeout = 5 * time.Second
 )
+
+// exchangeTimeout bounds one exchange of a client and a keeper.
+var exchangeTimeout = patience.For(5 * time.Second)
 
 // The operations a request can ask for.
 const (

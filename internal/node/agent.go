@@ -20,12 +20,13 @@ import (
 	"heddle.dev/heddle/internal/durable"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
+	"heddle.dev/heddle/internal/patience"
 	"heddle.dev/heddle/internal/store"
 	"heddle.dev/heddle/internal/trap"
 )
 
 // storeAnswers bounds one operation on the store.
-const storeAnswers = 10 * time.Second
+var storeAnswers = patience.For(10 * time.Second)
 
 // Agent runs one node. It is made of parts, each of which owns its state; what they export is the
 // agent's API.

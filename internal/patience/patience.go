@@ -1,6 +1,6 @@
-// Package patience bounds waits of the lab and of tests for programs to get ready. On machines that
-// are slow beyond all measure, as emulated ones are, HEDDLE_PATIENCE makes every such bound that
-// many times longer. Nothing of a node's own depends on it.
+// Package patience bounds waits for programs of this machine to get ready and to answer: those of the
+// lab and of tests, and an agent's for its fd keeper and its store. On machines that are slow beyond
+// all measure, as emulated ones are, HEDDLE_PATIENCE makes every such bound that many times longer.
 package patience
 
 import (

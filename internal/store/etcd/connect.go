@@ -21,17 +21,18 @@ import (
 	"google.golang.org/grpc/backoff"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/patience"
 	"heddle.dev/heddle/internal/store"
 )
 
 // DefaultTimeout bounds every call, connecting included.
-const DefaultTimeout = 5 * time.Second
+var DefaultTimeout = patience.For(5 * time.Second)
 
 // reconnects is how a lost member is looked for: one that is back is found within seconds, however
 // long it was away. gRPC's own pauses grow to two minutes.
 var reconnects = grpc.ConnectParams{
 	Backoff:           backoff.Config{BaseDelay: 200 * time.Millisecond, Multiplier: 1.6, Jitter: 0.4, MaxDelay: 3 * time.Second},
-	MinConnectTimeout: 3 * time.Second,
+	MinConnectTimeout: patience.For(3 * time.Second),
 }
 
 // Store is a store.Store in etcd. Its fields do not change after Connect, but for the atomic

@@ -22,11 +22,12 @@ import (
 	"google.golang.org/grpc/status"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/patience"
 )
 
 // startTimeout bounds the server's start, and its first answer after that; they take 0.2 s, and
 // longer with much to replay on a slow disk, or on a slow machine.
-const startTimeout = 30 * time.Second
+var startTimeout = patience.For(30 * time.Second)
 
 // advertisedPeer is the name by which the only member of the cluster knows itself. Nobody dials it.
 const advertisedPeer = "127.0.0.1:2380"

@@ -41,10 +41,11 @@ type EncryptedPeer struct {
 	Node  string             `json:"node"`
 	State EncryptedPeerState `json:"state"`
 	// Reason says why the node is left out.
-	Reason   model.PlainReason `json:"reason,omitempty"`
-	Endpoint netip.AddrPort    `json:"endpoint,omitzero"`
-	Inner    netip.Addr        `json:"inner,omitzero"`
-	Key      model.PublicKey   `json:"public_key,omitzero"`
+	Reason model.PlainReason `json:"reason,omitempty"`
+	// Endpoint is where it was last heard from, or, before that, where it says that it is.
+	Endpoint netip.AddrPort  `json:"endpoint,omitzero"`
+	Inner    netip.Addr      `json:"inner,omitzero"`
+	Key      model.PublicKey `json:"public_key,omitzero"`
 	// Next is a key of the node that is accepted, too.
 	Next model.PublicKey `json:"next_key,omitzero"`
 	// Handshake is when the last one was, zero if there was none.

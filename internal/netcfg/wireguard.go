@@ -48,9 +48,14 @@ type WireGuardPeer struct {
 	Inner netip.Addr
 }
 
+// WireGuardSession is how long after its handshake WireGuard's session ends (REJECT_AFTER_TIME).
+const WireGuardSession = 3 * time.Minute
+
 // WireGuardState is what the device says of a peer.
 type WireGuardState struct {
 	Inner netip.Addr
+	// Endpoint is where it was last heard from; not valid before it is known.
+	Endpoint netip.AddrPort
 	// Handshake is when the last one was, the zero Time if there was none.
 	Handshake      time.Time
 	Sent, Received uint64 // bytes, encrypted
@@ -192,12 +197,14 @@ func SetWireGuardKey(private [32]byte) error {
 
 // SetWireGuardPeers makes want the device's peers: no two with the same key or inner address. What
 // is as it should be is left alone; an inner address that goes to another key goes in one step.
+// Peers with a session stay at the endpoints that they were heard from: behind a router that
+// translates, only those lead to them.
 func SetWireGuardPeers(want []WireGuardPeer) error {
 	dev, err := readWireGuard()
 	if err != nil {
 		return err
 	}
-	if changes := peerChanges(dev.Peers, want); len(changes) > 0 {
+	if changes := peerChanges(dev.Peers, want, time.Now()); len(changes) > 0 {
 		return configureWireGuard(wgtypes.Config{Peers: changes})
 	}
 	return nil
@@ -205,7 +212,7 @@ func SetWireGuardPeers(want []WireGuardPeer) error {
 
 // peerChanges gives what leads from the peers that there are to want. Those that go come last: what
 // takes their place has their address by then.
-func peerChanges(have []wgtypes.Peer, want []WireGuardPeer) (changes []wgtypes.PeerConfig) {
+func peerChanges(have []wgtypes.Peer, want []WireGuardPeer, now time.Time) (changes []wgtypes.PeerConfig) {
 	old := make(map[wgtypes.Key]wgtypes.Peer, len(have))
 	for _, p := range have {
 		old[p.PublicKey] = p
@@ -219,12 +226,13 @@ func peerChanges(have []wgtypes.Peer, want []WireGuardPeer) (changes []wgtypes.P
 			allowed = []net.IPNet{{IP: w.Inner.AsSlice(), Mask: net.CIDRMask(w.Inner.BitLen(), w.Inner.BitLen())}}
 		}
 		same := slices.EqualFunc(p.AllowedIPs, allowed, func(a, b net.IPNet) bool { return a.String() == b.String() })
-		if is && same && p.Endpoint != nil && p.Endpoint.AddrPort() == w.Endpoint {
-			continue
+		change := wgtypes.PeerConfig{PublicKey: key, Endpoint: net.UDPAddrFromAddrPort(w.Endpoint), ReplaceAllowedIPs: true, AllowedIPs: allowed}
+		if p.Endpoint != nil && (p.Endpoint.AddrPort() == w.Endpoint || now.Sub(p.LastHandshakeTime) < WireGuardSession) {
+			change.Endpoint = nil
 		}
-		changes = append(changes, wgtypes.PeerConfig{
-			PublicKey: key, Endpoint: net.UDPAddrFromAddrPort(w.Endpoint), ReplaceAllowedIPs: true, AllowedIPs: allowed,
-		})
+		if !is || !same || change.Endpoint != nil {
+			changes = append(changes, change)
+		}
 	}
 	for _, p := range have {
 		if _, stale := old[p.PublicKey]; stale {
@@ -243,6 +251,9 @@ func WireGuardPeers() (map[model.PublicKey]WireGuardState, error) {
 	out := make(map[model.PublicKey]WireGuardState, len(dev.Peers))
 	for _, p := range dev.Peers {
 		s := WireGuardState{Handshake: p.LastHandshakeTime, Sent: uint64(p.TransmitBytes), Received: uint64(p.ReceiveBytes)}
+		if p.Endpoint != nil {
+			s.Endpoint = p.Endpoint.AddrPort()
+		}
 		if len(p.AllowedIPs) > 0 {
 			s.Inner = fromIP(p.AllowedIPs[0].IP)
 		}

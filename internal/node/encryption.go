@@ -22,9 +22,6 @@ const keysEvery = time.Second
 // agent is away.
 const answersWithin = 10 * time.Minute
 
-// sessionTime is how long after its handshake WireGuard's session ends (REJECT_AFTER_TIME).
-const sessionTime = 3 * time.Minute
-
 // encryption is what the node has of WireGuard. The zero value is of a node that does not encrypt:
 // it leaves out those that do.
 type encryption struct {
@@ -306,14 +303,17 @@ func encryptedPeers(peers []wireguard.Peer, unfit map[string]model.PlainReason, 
 			continue
 		}
 		d := device[p.Key]
-		state := api.PeerIdle
+		at, state := p.Endpoint, api.PeerIdle
+		if d.Endpoint.IsValid() {
+			at = d.Endpoint // where it was heard from, if it is behind a router that translates
+		}
 		switch {
 		case d.Handshake.IsZero():
 			state = api.PeerNoHandshake
-		case now.Sub(d.Handshake) < sessionTime:
+		case now.Sub(d.Handshake) < netcfg.WireGuardSession:
 			state = api.PeerEncrypted
 		}
-		out = append(out, api.EncryptedPeer{Node: p.Node, State: state, Endpoint: p.Endpoint, Inner: p.Inner, Key: p.Key, Next: next[p.Node],
+		out = append(out, api.EncryptedPeer{Node: p.Node, State: state, Endpoint: at, Inner: p.Inner, Key: p.Key, Next: next[p.Node],
 			Handshake: d.Handshake, Sent: d.Sent, Received: d.Received})
 	}
 	for name, why := range unfit {

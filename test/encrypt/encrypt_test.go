@@ -216,7 +216,7 @@ func TestEncryption(t *testing.T) {
 		name string
 		run  func(*scene)
 	}{
-		{"nothing can be read", (*scene).hidden}, {"packets have room", (*scene).sizes}, {"forged", (*scene).forged}, {"rotation", (*scene).rotation},
+		{"nothing can be read", (*scene).hidden}, {"packets have room", (*scene).sizes}, {"forged", (*scene).forged}, {"translated", (*scene).translated}, {"rotation", (*scene).rotation},
 		{"rotation waits for an agent", (*scene).rotationWaits}, {"a node that does not encrypt", (*scene).leftOut},
 		{"without encryption all can be read", (*scene).readable},
 		{"opened before, kept", (*scene).openKept}, {"opened before, ended", (*scene).openEnded}, {"encrypted again", (*scene).hidden},
@@ -302,6 +302,27 @@ def forge(mac, source, to, protocol, payload):
 		now := lab.Counters(s.t, "n1")["drop_plain"]
 		return now == before+2, fmt.Sprintf("%d of them", now-before)
 	})
+}
+
+// translated has a router between the nodes that translates all of what n1 sends, and lets nothing in
+// to n1 but answers: n2 sends where it has heard n1 from, on the direct path and by the overlay.
+func (s *scene) translated() {
+	router, translate := lab.RouteNodes(s.t)
+	undo := translate("", "chain f { type filter hook forward priority 0\n iifname n2 udp dport 51872 ct state new drop\n}")
+	heard := func(where string) {
+		s.t.Helper()
+		awaitEncryption(s.t, "n2", "n2 to hear n1 from "+where, func(e api.Encryption) bool { return e.Peers[0].Endpoint.Addr().String() == where })
+	}
+	heard(router)
+	lab.AwaitPath(s.t, "n1", model.PeerProven)
+	lab.AwaitPath(s.t, "n2", model.PeerProven)
+	s.look()
+	s.exchange()
+	if got := s.look(); got.Pattern != 0 || len(got.Other) != 0 {
+		s.t.Errorf("on the network behind the router: %+v", got)
+	}
+	undo()
+	heard(encryption(s.t, "n1").Endpoint.Addr().String())
 }
 
 // beating begins a transfer without an end, by a direct connection and by the overlay.

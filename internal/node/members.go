@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -31,7 +32,7 @@ type membership struct {
 func (ms *membership) followMembers(ctx context.Context) {
 	ticker := time.NewTicker(membersEvery)
 	defer ticker.Stop()
-	said := ""
+	noticed, said := make(offlineSince), ""
 	for {
 		select {
 		case <-ctx.Done():
@@ -39,7 +40,9 @@ func (ms *membership) followMembers(ctx context.Context) {
 		case <-ticker.C:
 		}
 		state, _ := ms.view.last()
-		err := ms.apply(ctx, reconcile(state, ms.nameLease, ms.planes.Heard, ms.cfg.ForgetAfter, time.Now().UTC()))
+		now := time.Now().UTC()
+		noticed.look(state.Offline, now)
+		err := ms.apply(ctx, reconcile(state, ms.nameLease, ms.planes.Heard, noticed, ms.cfg.ForgetAfter, now))
 		if err == nil {
 			said = ""
 		} else if err.Error() != said {
@@ -56,11 +59,31 @@ type reconcileActions struct {
 	quiet  time.Time // of forget: they must not have been heard of since
 }
 
+// offlineSince is since when this agent has known of each node what the store notes of it. Notes
+// have the times of other nodes' clocks, or of this one's before it was set: by these alone a clock
+// that is a day ahead would have every node forgotten that is away for a moment.
+type offlineSince map[string]noticedNote
+
+type noticedNote struct {
+	store.OfflineRecord
+	at time.Time
+}
+
+// look compares with what the store has now.
+func (o offlineSince) look(notes map[string]store.OfflineRecord, now time.Time) {
+	maps.DeleteFunc(o, func(name string, _ noticedNote) bool { _, is := notes[name]; return !is })
+	for name, note := range notes {
+		if o[name].OfflineRecord != note {
+			o[name] = noticedNote{note, now}
+		}
+	}
+}
+
 // reconcile decides what the agent own is to do about nodes whose agents are gone. The first live
 // node by name does it for all; only that a node answers is noted by whoever finds it, somewhat
 // later. An agent that holds no name does nothing: it knows less than others. answered says when a
 // node last answered a probe of this one.
-func reconcile(state store.State, own store.NameLease, answered func(model.Node) time.Time, forgetAfter time.Duration, now time.Time) (c reconcileActions) {
+func reconcile(state store.State, own store.NameLease, answered func(model.Node) time.Time, noticed offlineSince, forgetAfter time.Duration, now time.Time) (c reconcileActions) {
 	if state.NameLeases[own.Node].Instance != own.Instance {
 		return c
 	}
@@ -88,7 +111,7 @@ func reconcile(state store.State, own store.NameLease, answered func(model.Node)
 			}
 		case seen.After(late):
 			c.note = append(c.note, store.OfflineRecord{Node: n.Name, Since: noted.Since, Seen: seen})
-		case inCharge && forgetAfter > 0 && n.Planes.TCP.AnswersProbes && noted.Last().Before(c.quiet) && !seen.After(c.quiet):
+		case inCharge && forgetAfter > 0 && n.Planes.TCP.AnswersProbes && noted.Last().Before(c.quiet) && noticed[n.Name].at.Before(c.quiet) && !seen.After(c.quiet):
 			// Nodes of builds that answer no probes may be alive without anybody's knowing.
 			c.forget = append(c.forget, n.Name)
 		}

@@ -56,7 +56,11 @@ func TestTendMembers(t *testing.T) {
 		{"it cannot answer probes", snapshot(offline("n4", ago(2500), never), "n1", "n2", "n3"), "n1", never, forgetAfter, "", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			got := reconcile(c.state, lease(c.self), func(model.Node) time.Time { return c.answered }, c.after, now)
+			noticed := make(offlineSince)
+			for name, note := range c.state.Offline {
+				noticed.look(map[string]store.OfflineRecord{name: note}, note.Last())
+			}
+			got := reconcile(c.state, lease(c.self), func(model.Node) time.Time { return c.answered }, noticed, c.after, now)
 			var notes []string
 			for _, a := range got.note {
 				s := fmt.Sprintf("%s since %gh", a.Node, now.Sub(a.Since).Hours())
@@ -69,6 +73,41 @@ func TestTendMembers(t *testing.T) {
 				t.Errorf("notes %q, forgets %q; want %q and %q", n, f, c.note, c.forget)
 			}
 		})
+	}
+}
+
+// TestClocksDiffer: a note that is old by its time, but of which this agent has known for less than
+// dead nodes are remembered, forgets nobody, whoever's clock was wrong.
+func TestClocksDiffer(t *testing.T) {
+	now := time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
+	const forgetAfter = 24 * time.Hour
+	n1, n2 := model.Node{Name: "n1", Planes: model.NodePlanes{TCP: model.TCPNode{AnswersProbes: true}}}, model.Node{Name: "n2"}
+	own := store.NameLease{Node: "n2", Instance: "a"}
+	state := store.State{Nodes: []model.Node{n1, n2}, NameLeases: map[string]store.NameLease{"n2": own}}
+	note := func(since, seen time.Time) {
+		state.Offline = map[string]store.OfflineRecord{"n1": {Node: "n1", Since: since, Seen: seen}}
+	}
+	noticed := make(offlineSince)
+	forgets := func() int {
+		noticed.look(state.Offline, now)
+		return len(reconcile(state, own, func(model.Node) time.Time { return time.Time{} }, noticed, forgetAfter, now).forget)
+	}
+	note(time.Unix(0, 0), time.Time{}) // of a clock that begins in 1970
+	if forgets() != 0 {
+		t.Error("a node is forgotten that this agent has missed for a moment")
+	}
+	now = now.Add(forgetAfter - time.Second)
+	note(time.Unix(0, 0), time.Unix(10, 0)) // somebody has heard of it
+	if forgets() != 0 {
+		t.Error("a node is forgotten of which others have just heard")
+	}
+	now = now.Add(forgetAfter + time.Second)
+	if forgets() != 1 {
+		t.Error("a node is not forgotten that has been gone for longer than dead nodes are remembered")
+	}
+	state.Offline = nil
+	if forgets(); len(noticed) != 0 {
+		t.Errorf("notes that are gone are kept: %v", noticed)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/plane/tcp/names"
@@ -45,11 +46,12 @@ func TestCNIChainedFirewall(t *testing.T) {
 }
 
 // firewalledPod opens two connections from one container to another and has a node forbid one, by a
-// rule for its port.
+// rule for its port; then one that is forbidden when it begins.
 func firewalledPod(t *testing.T, e *lab.CNIEngine, client, server *lab.Peer, to netip.Addr, path model.Path, node, rule string) {
 	t.Helper()
 	goes, stays := lab.FreePort(), lab.FreePort()
-	for name, port := range map[string]int{"goes": goes, "stays": stays} {
+	open := func(name string, port int) {
+		t.Helper()
 		server.Must(`l = listen(4, "0.0.0.0", %d)`, port)
 		client.Must(`%s = connect(4, %q, %d)`, name, to, port)
 		server.Must(`%s, who = l.accept()`, name)
@@ -58,16 +60,27 @@ func firewalledPod(t *testing.T, e *lab.CNIEngine, client, server *lab.Peer, to 
 			t.Fatalf("path %s, want %s", got, path)
 		}
 	}
+	open("goes", goes)
+	open("stays", stays)
 	before := lab.Counters(t, "n1")["cut_firewall"]
 	lab.InNode(t, node, append(strings.Fields("iptables -I "+rule), fmt.Sprint(goes))...)
 	defer lab.InNode(t, node, append(strings.Fields("iptables -D "+rule), fmt.Sprint(goes))...)
-	testutil.Eventually(t, "the connection to end", func() (bool, string) {
-		said := client.Must(`error_of(goes.recv, 1)`)
-		return said == `"ECONNABORTED"`, said
-	})
-	if n := lab.Counters(t, "n1")["cut_firewall"] - before; n != 1 {
-		t.Errorf("cut_firewall rose by %d, want 1", n)
+	ends := func(what string, cut uint64) {
+		t.Helper()
+		began := time.Now()
+		testutil.Eventually(t, what+" to end", func() (bool, string) {
+			said := client.Must(`error_of(goes.recv, 1)`)
+			return said == `"ECONNABORTED"`, said
+		})
+		t.Logf("%s ended after %s", what, time.Since(began).Round(time.Millisecond))
+		if n := lab.Counters(t, "n1")["cut_firewall"] - before; n != cut {
+			t.Errorf("cut_firewall rose by %d, want %d", n, cut)
+		}
 	}
+	ends("the live connection", 1)
+	server.Must(`goes.close()`)
+	open("goes", goes) // it begins, and is judged then
+	ends("the new connection", 2)
 	client.Must(`send(stays, 5000)`)
 	server.Must(`receive(stays, 5000)`)
 	client.Must(`stays.close()`)

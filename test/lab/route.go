@@ -6,8 +6,8 @@ import (
 )
 
 // RouteNodes puts a router between the lab's two nodes, which answers in either one's place for the
-// other's addresses, until the end of the test. What it gives has the router translate what n1 sends
-// and a rule matches, to its address router; more are chains beside that one.
+// other's addresses, until the end of the test. translate has it translate what n1 sends and a rule
+// matches, to its address router; more are chains beside that one.
 func RouteNodes(t *testing.T) (router string, translate func(match, more string) (undo func())) {
 	t.Helper()
 	n1, n2 := Address(t, "host", "n1/c1"), Address(t, "host", "n2/c1")

@@ -99,6 +99,8 @@ func explainTLS(err error) string {
 		return err.Error() + ": give --store an address that is in the certificate"
 	case errors.As(err, &record), errors.Is(err, io.EOF):
 		return "it does not speak TLS: give http:// if it is an etcd without it"
+	case isAlert(err) && strings.Contains(err.Error(), "expired certificate"):
+		return "it says that this node's certificate has expired, or its clock is wrong (" + err.Error() + "): set the clock of the store's node, or copy the network's join file anew (--join-file)"
 	case isAlert(err):
 		return "it refuses this node's certificate (" + err.Error() + "): copy the network's join file anew (--join-file), or give --store-cert and --store-key that it accepts"
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"heddle.dev/heddle/internal/store"
+	"heddle.dev/heddle/internal/testutil"
 	"heddle.dev/heddle/internal/trust"
 )
 
@@ -98,6 +99,55 @@ func TestTLSKeepsStrangersOut(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestClocksDiffer: a node's clock may be a day behind the store's, or ahead by years; beyond that
+// the error says that one of the two clocks is wrong, and which.
+func TestClocksDiffer(t *testing.T) {
+	t.Parallel()
+	a, cfg := secure(t)
+	s := embedded(t, cfg, WithTLS(joinTLS(t, a)))
+	initNetwork(t, s, store.Network{})
+	at := func(off time.Duration) *tls.Config {
+		c := joinTLS(t, a)
+		c.Time = func() time.Time { return time.Now().Add(off) }
+		return c
+	}
+	const day = 24 * time.Hour
+	for _, off := range []time.Duration{-23 * time.Hour, 9 * 365 * day} {
+		if _, err := connect(t, s, WithTLS(at(off))).Network(t.Context()); err != nil {
+			t.Errorf("a clock that is off by %s: %v", off, err)
+		}
+	}
+	pair, err := tls.LoadX509KeyPair(cfg.TLS.CertAndKey, cfg.TLS.CertAndKey)
+	testutil.NoError(t, err)
+	behind := &tls.Config{Certificates: []tls.Certificate{pair}, ClientCAs: joinTLS(t, a).RootCAs, ClientAuth: tls.RequireAndVerifyClientCert, Time: at(-2 * day).Time}
+	l, err := tls.Listen("tcp", "127.0.0.1:0", behind)
+	testutil.NoError(t, err)
+	defer l.Close()
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_ = c.(*tls.Conn).Handshake() // fails: that is what is tried
+			c.Close()
+		}
+	}()
+	for name, c := range map[string]struct {
+		endpoint string
+		cfg      *tls.Config
+		want     string
+	}{
+		"the node's is behind":  {s.Endpoints()[0], at(-25 * time.Hour), "the clock here is wrong"},
+		"the node's is ahead":   {s.Endpoints()[0], at(11 * 365 * day), "the clock here is wrong"},
+		"the store's is behind": {"https://" + l.Addr().String(), joinTLS(t, a), "its clock is wrong"},
+	} {
+		if _, err := Connect(t.Context(), []string{c.endpoint}, testNetwork, WithTLS(c.cfg), WithTimeout(2*time.Second)); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q", name, err, c.want)
+		}
+	}
 }
 
 // TestUpgradeToTLS: data of a store without TLS is there after it gets one.

@@ -28,6 +28,7 @@ import (
 	"heddle.dev/heddle/internal/plane/process"
 	"heddle.dev/heddle/internal/plane/queues"
 	"heddle.dev/heddle/internal/plane/stacks"
+	"heddle.dev/heddle/internal/plane/stacks/module"
 	"heddle.dev/heddle/internal/plane/verbs"
 	"heddle.dev/heddle/internal/store"
 	"heddle.dev/heddle/internal/systemd"
@@ -155,7 +156,7 @@ func (f *flags) register(cmd *cobra.Command) {
 	p.DurationVar(&f.cfg.Firewall, "overlay-firewall", 0, "have connections between containers go by the nodes' forward chains, where your own rules are, but for those to which a like one has passed in this time, such as 10s; 0: none does (docs/howto/firewall.md)")
 	p.StringVar((*string)(&f.cfg.FirewallLive), "overlay-firewall-live", string(model.FirewallLiveEnd), "live connections that went past the forward chains, when these forbid them: 'end' them, or 'keep' them and name them in the status (docs/howto/firewall.md)")
 	p.StringVar((*string)(&f.cfg.Packets), "packets", string(model.PacketsAuto), "packets between containers, of what sockets of the node do not carry: 'redirect' past the node's stack and its FORWARD rules, 'route' through them, or 'auto': redirect unless there are such rules (docs/howto/packets.md)")
-	p.StringVar(&f.stackModules, "stack-modules", stacks.DefaultOwnModules, "the folder with stack modules of your own, which profiles call module/NAME (docs/howto/stacks.md)")
+	p.StringVar(&f.stackModules, "stack-modules", module.DefaultOwnModules, "the folder with stack modules of your own, which profiles call module/NAME (docs/howto/stacks.md)")
 	p.DurationVar(&f.stackDrain, "stack-drain", 0, "end a stack module of an earlier build than the one installed after this long, with the connections that live by it; 0: when none does (docs/howto/stacks.md)")
 	p.StringVar(&f.rdmaDevice, "rdma-device", "", "RDMA card that queue pairs of containers go by between nodes, as ibv_devices names it (docs/howto/rdma.md)")
 	p.StringSliceVar(&f.rdmaOutside, "rdma-outside", nil, "addresses (prefixes) of peers without Heddle that containers reach by the card, if `heddle endpoints verbs --outside` lets them")
@@ -251,8 +252,8 @@ func (f *flags) config() (node.Config, error) {
 // planes opens those beside the TCP plane; outside are the prefixes of --rdma-outside.
 func (f *flags) planes(h plane.Host, cfg node.Config, self string, outside []netip.Prefix) ([]plane.Plane, error) {
 	modules, err := stacks.Open(stacks.Config{
-		StateDir: cfg.StateDir, Self: self, StackModules: h.StackModules, Traps: h.Traps, Keeper: h.Keeper, StacksChanged: h.StacksChanged,
-		OwnModules: f.stackModules, Drain: f.stackDrain, Faults: h.Faults, Observe: h.Observe, Log: h.Log,
+		Config:       module.Config{Programs: module.Programs{Self: self, StateDir: cfg.StateDir, Own: f.stackModules}, Drain: f.stackDrain, Log: h.Log},
+		StackModules: h.StackModules, Traps: h.Traps, Keeper: h.Keeper, StacksChanged: h.StacksChanged, Faults: h.Faults, Observe: h.Observe,
 	})
 	if err != nil {
 		return nil, err

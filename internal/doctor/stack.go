@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	"heddle.dev/heddle/internal/plane/process"
-	"heddle.dev/heddle/internal/plane/stacks"
+	"heddle.dev/heddle/internal/plane/stacks/module"
 	"heddle.dev/heddle/internal/stack"
 )
 
@@ -26,7 +26,7 @@ func ownModules() finding {
 		return finding{name: "stack_own_modules", err: err}
 	}
 	heddled, err := process.Program{Name: "heddled", Self: self}.Find()
-	return ownStackModules(stacks.DefaultOwnModules, heddled, err)
+	return ownStackModules(module.DefaultOwnModules, heddled, err)
 }
 
 // ownStackModules starts each module of the operator's own that is in the folder, as an agent
@@ -44,7 +44,7 @@ func ownStackModules(folder, heddled string, missing error) finding {
 	var names, wrong []string
 	for _, e := range found {
 		names = append(names, e.Name())
-		if err := stacks.TryOwn(filepath.Join(folder, e.Name()), heddled); err != nil {
+		if err := module.TryOwn(filepath.Join(folder, e.Name()), heddled); err != nil {
 			wrong = append(wrong, e.Name()+": "+strings.ReplaceAll(err.Error(), "\n", "; "))
 		}
 	}
@@ -59,7 +59,7 @@ func stackModule(name string, kind stack.Kind) finding {
 	f := finding{name: name}
 	self, err := os.Executable()
 	if err == nil {
-		f.detail, err = stacks.FindProgram(kind, self)
+		f.detail, err = module.FindProgram(kind, self)
 	}
 	if _, serr := os.Stat("/dev/net/tun"); serr != nil {
 		err = errors.Join(err, fmt.Errorf("TUN devices: %w", serr))

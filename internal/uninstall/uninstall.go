@@ -19,7 +19,7 @@ import (
 	"heddle.dev/heddle/internal/fdkeep"
 	"heddle.dev/heddle/internal/netcfg"
 	"heddle.dev/heddle/internal/plane/queues"
-	"heddle.dev/heddle/internal/plane/stacks"
+	"heddle.dev/heddle/internal/plane/stacks/module"
 	"heddle.dev/heddle/internal/plane/tcp/datapath"
 	"heddle.dev/heddle/internal/plane/tcp/procnet"
 	"heddle.dev/heddle/internal/plane/verbs"
@@ -45,7 +45,7 @@ type Node struct {
 const processesEnd = 10 * time.Second
 
 // stateFiles is all that agents make in their state directory. Nothing else is ever removed.
-var stateFiles = slices.Concat([]string{"holder.sock", "holder.sock.lock", "instance", "etcd", "trust", "join.pem", "peer.pem"}, wireguard.StateFiles, verbs.StateFiles, stacks.StateFiles(), queues.StateFiles)
+var stateFiles = slices.Concat([]string{"holder.sock", "holder.sock.lock", "instance", "etcd", "trust", "join.pem", "peer.pem"}, wireguard.StateFiles, verbs.StateFiles, module.StateFiles(), queues.StateFiles)
 
 // socketFiles is what agents make beside their sockets' paths.
 const (
@@ -69,10 +69,10 @@ func (n Node) Run(removed func(what string)) error {
 		return err
 	}
 	errs := []error{n.stopFDKeepers(removed), n.end("router of the verbs plane", verbs.Arguments(n.StateDir), removed)}
-	for _, kind := range stacks.Kinds {
-		errs = append(errs, n.end("stack module "+string(kind), stacks.Arguments(kind, n.StateDir), removed))
+	for _, kind := range module.Kinds {
+		errs = append(errs, n.end("stack module "+string(kind), module.Arguments(kind, n.StateDir), removed))
 	}
-	errs = append(errs, n.end("stack module of the operator's own", stacks.OwnArguments, removed))
+	errs = append(errs, n.end("stack module of the operator's own", module.OwnArguments, removed))
 	errs = append(errs, n.end("service of queues", queues.Program("", n.StateDir).Arguments(), removed))
 	gone, err := netcfg.Teardown()
 	for _, what := range gone {

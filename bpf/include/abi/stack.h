@@ -13,7 +13,7 @@ struct stack_device {
 };
 
 /* What the agent notes of the program's end of a socket pair. Programs do not look into it: the
- * layout is that of `note` in internal/plane/stacks/note.go. */
+ * layout is that of `Note` in internal/plane/stacks/socket. */
 struct stack_note {
 	__u64 words[32];
 };

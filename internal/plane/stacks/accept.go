@@ -10,7 +10,9 @@ import (
 
 	"heddle.dev/heddle/internal/flow"
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/plane/stacks/module"
 	"heddle.dev/heddle/internal/plane/stacks/protocol"
+	"heddle.dev/heddle/internal/plane/stacks/socket"
 )
 
 // acceptor is a call of accept() that waits. Who removes it from its listener's answers it.
@@ -79,10 +81,10 @@ func (c *call) accepts(fd int, err error) {
 // tenant's lock is not held: the program may have the kernel make it wait.
 func (c *call) queued() (fd int, err error) {
 	err = c.locked(func() error {
-		if c.n.State != listening {
+		if c.n.State != socket.Listening {
 			return unix.EINVAL
 		}
-		return c.mayBlock(func() error { fd, err = unpark(c.fd); return err })
+		return c.mayBlock(func() error { fd, err = socket.Unpark(c.fd); return err })
 	})
 	return fd, err
 }
@@ -140,8 +142,8 @@ func (c *call) awaitConnection(h *held, a *acceptor) {
 // into the queue of its socket itself.
 func (c *call) deliver(fd int) {
 	raw, ours, err := c.p.cfg.StackModules.Note(fd)
-	n := parseNote(raw)
-	if err != nil || !ours || !c.t.owns(&n) || n.State != connected {
+	n := socket.ParseNote(raw)
+	if err != nil || !ours || !c.t.owns(&n) || n.State != socket.Connected {
 		closeFD(fd)
 		c.end(0, unix.ECONNABORTED)
 		return
@@ -149,7 +151,7 @@ func (c *call) deliver(fd int) {
 	d, flags := c.Data(), c.acceptFlags()
 	err = unix.SetNonblock(fd, flags&unix.SOCK_NONBLOCK != 0)
 	if err == nil && d.Args[1] != 0 {
-		err = c.writeValue(d.Args[1], d.Args[2], n.sockaddr(n.Remote), true)
+		err = c.writeValue(d.Args[1], d.Args[2], n.Sockaddr(n.Remote), true)
 	}
 	var st unix.Stat_t
 	if err == nil {
@@ -177,8 +179,8 @@ func (c *call) deliver(fd int) {
 
 // taken tells the module that a program has a connection.
 func (p *Plane) taken(t *tenant, id uint64) {
-	if l := p.current(t.module); l != nil {
-		send(l, &protocol.Plain{Head: t.head(protocol.TypeTaken, id)})
+	if l := t.module.Current(); l != nil {
+		module.Send(l, &protocol.Plain{Head: t.head(protocol.TypeTaken, id)})
 	}
 }
 
@@ -207,7 +209,7 @@ func (all arrivals) end() {
 }
 
 // accepted hears of a connection that a listener has.
-func (p *Plane) accepted(l *link, all arrivals, message []byte, fd int) error {
+func (p *Plane) accepted(l *module.Link, all arrivals, message []byte, fd int) error {
 	m, err := protocol.Parse[protocol.Accepted](message)
 	if err == nil && fd < 0 {
 		err = fmt.Errorf("%w: a connection without its socket", protocol.ErrMalformed)
@@ -231,13 +233,13 @@ func (p *Plane) accepted(l *link, all arrivals, message []byte, fd int) error {
 		return nil
 	}
 	of := t.noteOf(h)
-	n := note{
-		ID: m.Head.ID, Tenant: t.number(), Generation: t.generation(), State: connected, Family: of.Family, Flags: of.Flags | told,
+	n := socket.Note{
+		ID: m.Head.ID, Tenant: t.number(), Generation: t.generation(), State: socket.Connected, Family: of.Family, Flags: of.Flags | socket.Told,
 		Local: m.Local, Remote: m.Remote, Set: of.Set, Options: of.Options, Listener: m.Listener,
 	}
-	err = leastSendBuffer(fd)
+	err = socket.LeastSendBuffer(fd)
 	if err == nil {
-		err = p.cfg.StackModules.SetNote(fd, n.bytes())
+		err = p.cfg.StackModules.SetNote(fd, n.Bytes())
 	}
 	if err != nil {
 		closeFD(fd)
@@ -245,7 +247,7 @@ func (p *Plane) accepted(l *link, all arrivals, message []byte, fd int) error {
 		return nil
 	}
 	p.observe(t, flow.Open, n.ID, m.Local.AddrPort(), m.Remote.AddrPort(), func(o *flow.Observation) { o.Accepted = true })
-	if l.tellsSent.Load() {
+	if l.TellsSent.Load() {
 		all.add(arrival{t, m.Head.ID, m.Listener, fd})
 	} else { // a module of before
 		p.offer(t, m.Listener, fd)
@@ -292,7 +294,7 @@ func (p *Plane) offer(t *tenant, listener uint64, fd int) {
 	}
 	raw, err := h.other.SyscallConn()
 	if err == nil {
-		ctl := raw.Control(func(other uintptr) { err = park(int(other), fd) })
+		ctl := raw.Control(func(other uintptr) { err = socket.Park(int(other), fd) })
 		err = errors.Join(ctl, err)
 	}
 	closeFD(fd)

@@ -10,7 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/plane/process"
+	"heddle.dev/heddle/internal/plane/stacks/module"
 	"heddle.dev/heddle/internal/plane/stacks/protocol"
+	"heddle.dev/heddle/internal/plane/stacks/socket"
 )
 
 const (
@@ -24,8 +26,6 @@ const (
 	// outcomeIsNear bounds the time between what a socket shows of a connection and the answer.
 	outcomeIsNear = time.Second
 )
-
-var zeroes [mostSendBuffer/4 + 4096]byte
 
 // connect connects the socket. A program that waits is answered when that is done; of one that does
 // not, the socket becomes writable then.
@@ -42,9 +42,9 @@ func (c *call) connect() {
 	}
 	c.resolve()
 	switch c.n.State {
-	case fresh, bound:
-		to, errno := c.n.parseSockaddr(raw)
-		if errno == 0 && to.Addr().Is4() && c.n.Flags&v6Only != 0 {
+	case socket.Fresh, socket.Bound:
+		to, errno := c.n.ParseSockaddr(raw)
+		if errno == 0 && to.Addr().Is4() && c.n.Flags&socket.V6Only != 0 {
 			errno = unix.ENETUNREACH
 		}
 		if errno != 0 {
@@ -60,7 +60,7 @@ func (c *call) connect() {
 		} else {
 			c.establish(begun)
 		}
-	case connecting:
+	case socket.Connecting:
 		o := c.t.outgoingOf(c.n.ID)
 		unlock()
 		if c.nonblocking() {
@@ -68,17 +68,17 @@ func (c *call) connect() {
 		} else {
 			c.awaitOutcome(o)
 		}
-	case connected:
+	case socket.Connected:
 		// The first call after the connection is there says so.
 		o := c.t.outgoingOf(c.n.ID)
-		if first := c.n.Flags&told == 0; first || o != nil {
+		if first := c.n.Flags&socket.Told == 0; first || o != nil {
 			c.tellConnected(cmp.Or(o, over()))
 			unlock()
 			return
 		}
 		unlock()
 		c.end(0, unix.EISCONN)
-	case failed:
+	case socket.Failed:
 		// Why, once: the program may not have been told, as one that was interrupted. Then as the
 		// kernel does.
 		errno := cmp.Or(unix.Errno(c.n.Error), unix.ECONNABORTED)
@@ -97,8 +97,8 @@ func (c *call) connect() {
 // could be told. Calls that were interrupted come here in any order. The socket's lock is held.
 func (c *call) tellConnected(o *outgoing) {
 	// Then this call is one that was interrupted: the caller has been told by a later one.
-	known := c.n.Flags&told != 0 && c.t.outgoingOf(c.n.ID) == nil
-	c.n.Flags |= told
+	known := c.n.Flags&socket.Told != 0 && c.t.outgoingOf(c.n.ID) == nil
+	c.n.Flags |= socket.Told
 	c.write()
 	c.leaveFile()
 	if c.Return(0) == nil {
@@ -139,58 +139,25 @@ type begun struct {
 // writable, for a program that waits for that. The socket's lock is held.
 func (c *call) begin() (b begun, err error) {
 	id, to := c.n.ID, c.n.Remote // of a bound socket the module knows the id
-	if c.n.State == fresh {
+	if c.n.State == socket.Fresh {
 		id = c.p.ids.Add(1)
 	}
 	if b.other, err = c.takeOther(); err != nil {
 		return b, err
 	}
-	b.wait, b.skip = !c.nonblocking(), 1
+	b.wait = !c.nonblocking()
 	b.outgoing = &outgoing{done: make(chan struct{}), waits: b.wait}
-	if !b.wait {
-		if b.skip, err = fillBytes(c.fd); err != nil {
-			c.unbegin(b.other)
-			return b, err
-		}
-		b.skip = min(b.skip, len(zeroes))
-	}
-	if b.skip, err = unix.SendmsgN(c.fd, zeroes[:b.skip], nil, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL); err != nil || b.skip == 0 {
+	if b.skip, err = socket.Fill(c.fd, !b.wait); err != nil {
 		c.unbegin(b.other)
-		return b, errQueue
+		return b, err
 	}
 	if !c.t.expect(id, b.outgoing) {
 		c.unbegin(b.other)
 		return b, unix.EAGAIN
 	}
-	c.n.State, c.n.ID, c.n.Remote = connecting, id, to
+	c.n.State, c.n.ID, c.n.Remote = socket.Connecting, id, to
 	c.write()
 	return b, nil
-}
-
-// unbegin has a socket be as it was made.
-func (c *call) unbegin(other int) {
-	c.giveBack(other)
-	c.write()
-}
-
-// takeHeld takes the other end of a socket from the plane.
-func (c *call) takeHeld() (other int, err error) {
-	c.t.mu.Lock()
-	h := c.t.held[c.n.ID]
-	c.t.mu.Unlock()
-	if h == nil {
-		return -1, unix.EINVAL // it was shut down
-	}
-	return c.releaseHeld(h)
-}
-
-func (c *call) releaseHeld(h *held) (other int, err error) {
-	if other, err = c.t.release(h); err != nil {
-		return -1, err
-	}
-	c.p.unkeep(c.t, h)
-	drain(other)
-	return other, nil
 }
 
 // expect notes that an answer will come; false: too many are expected.
@@ -261,13 +228,13 @@ func (c *call) establish(b begun) {
 }
 
 // ask4connection asks the module for the connection, and gives back the other end if there is none.
-func (c *call) ask4connection(n note, b begun) (back int, err error) {
-	l, err := c.p.await(c.p.ctx, c.t.module)
+func (c *call) ask4connection(n socket.Note, b begun) (back int, err error) {
+	l, err := c.t.module.Await(c.p.ctx)
 	if err != nil {
 		return b.other, err
 	}
-	m := protocol.Connect{Head: c.t.head(protocol.TypeConnect, n.ID), Remote: n.Remote, Skip: uint32(b.skip), Options: n.told()}
-	named, back, err := request[protocol.Connect, protocol.Named](c.p.ctx, l, &m, &m.Head, b.other)
+	m := protocol.Connect{Head: c.t.head(protocol.TypeConnect, n.ID), Remote: n.Remote, Skip: uint32(b.skip), Options: n.Told()}
+	named, back, err := module.Request[protocol.Connect, protocol.Named](c.p.ctx, l, &m, &m.Head, b.other)
 	closeFD(b.other) // the module has its own, or it has come back
 	b.local = named.Local
 	return back, err
@@ -284,9 +251,9 @@ func (c *call) finish(o *outgoing, back int) {
 	}
 	defer unlock()
 	if o.errno == 0 {
-		if c.n.State != connected { // else another call has come first, which may be an interrupted one
+		if c.n.State != socket.Connected { // else another call has come first, which may be an interrupted one
 			c.t.forget(c.n.ID)
-			c.n.State, c.n.Local = connected, o.local
+			c.n.State, c.n.Local = socket.Connected, o.local
 		}
 		c.tellConnected(o)
 		return
@@ -295,7 +262,7 @@ func (c *call) finish(o *outgoing, back int) {
 	if back >= 0 {
 		c.giveBack(back)
 	} else {
-		c.n.State = failed
+		c.n.State = socket.Failed
 	}
 	c.write()
 	c.end(0, o.errno)
@@ -334,17 +301,17 @@ func (c *call) awaitOutcome(o *outgoing) {
 		}
 		c.resolve()
 		n := c.n
-		if n.State == connected {
+		if n.State == socket.Connected {
 			c.tellConnected(over())
 		}
 		unlock()
 		switch {
-		case n.State == connected:
+		case n.State == socket.Connected:
 			return
-		case n.State == failed:
+		case n.State == socket.Failed:
 			c.end(0, unix.Errno(n.Error))
 			return
-		case n.State != connecting:
+		case n.State != socket.Connecting:
 			c.end(0, unix.ECONNABORTED)
 			return
 		}
@@ -363,7 +330,7 @@ func (c *call) awaitOutcome(o *outgoing) {
 // resolve notes what has become of a connection that the module was asked for, if it is known. The
 // socket's lock is held.
 func (c *call) resolve() {
-	if c.n.State != connecting {
+	if c.n.State != socket.Connecting {
 		return
 	}
 	o := c.t.outgoingOf(c.n.ID)
@@ -371,7 +338,7 @@ func (c *call) resolve() {
 		c.resolveByInfo()
 		return
 	}
-	if !o.over() && shows(c.fd) {
+	if !o.over() && socket.Writable(c.fd) {
 		select { // the socket already shows it, and the answer is on its way
 		case <-o.done:
 		case <-time.After(outcomeIsNear):
@@ -382,9 +349,9 @@ func (c *call) resolve() {
 	}
 	c.t.forget(c.n.ID)
 	if o.errno == 0 {
-		c.n.State, c.n.Local = connected, o.local
+		c.n.State, c.n.Local = socket.Connected, o.local
 	} else {
-		c.n.State, c.n.Error = failed, int32(o.errno)
+		c.n.State, c.n.Error = socket.Failed, int32(o.errno)
 	}
 	c.write()
 }
@@ -392,25 +359,17 @@ func (c *call) resolve() {
 // resolveByInfo is resolve for a connection that an earlier agent asked for.
 func (c *call) resolveByInfo() {
 	var info protocol.Info
-	err := c.ask(func(ctx context.Context, l *link) (err error) {
-		m := protocol.Plain{Head: c.t.head(protocol.TypeInfo, c.n.ID)}
-		info, _, err = request[protocol.Plain, protocol.Info](ctx, l, &m, &m.Head, -1)
+	err := c.ask(func(ctx context.Context, l *module.Link) (err error) {
+		info, err = l.Info(ctx, c.t.number(), c.n.ID)
 		return err
 	})
 	switch {
 	case errors.Is(err, unix.ENOENT):
-		c.n.State, c.n.Error = failed, int32(unix.ECONNABORTED)
+		c.n.State, c.n.Error = socket.Failed, int32(unix.ECONNABORTED)
 	case err != nil || info.State == tcpSynSent:
 		return
 	default:
-		c.n.State, c.n.Local = connected, info.Local
+		c.n.State, c.n.Local = socket.Connected, info.Local
 	}
 	c.write()
-}
-
-// shows reports whether a socket that is being connected shows that this is over.
-func shows(fd int) bool {
-	fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
-	n, err := unix.Poll(fds, 0)
-	return err == nil && n > 0
 }

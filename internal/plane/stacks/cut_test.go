@@ -10,6 +10,7 @@ import (
 	"heddle.dev/heddle/internal/netcfg"
 	"heddle.dev/heddle/internal/plane"
 	"heddle.dev/heddle/internal/plane/stacks/protocol"
+	"heddle.dev/heddle/internal/stack"
 )
 
 // forbids decides that nothing may be.
@@ -24,9 +25,10 @@ func (forbids) Decide(netip.Addr, netip.Addr, uint16) (model.Verdict, error) {
 func TestCutIsNotHeldUp(t *testing.T) {
 	const tenants = 8
 	l, other := linked(t)
-	go func() { _, _, _, _ = l.receive() }()
-	p := &Plane{ctx: t.Context(), cfg: Config{StackModules: forbids{}}, tenants: map[model.EndpointID]*tenant{}}
-	m := &module{link: l}
+	go func() { _, _, _, _ = l.Hear() }()
+	p := &Plane{ctx: t.Context(), cfg: Config{StackModules: forbids{}, Faults: &faults{}}, tenants: map[model.EndpointID]*tenant{}}
+	m := p.newModule(stack.Smoltcp)
+	m.SetLink(l)
 	for id := range model.EndpointID(tenants) {
 		e := model.Endpoint{ID: id + 1}
 		p.tenants[e.ID] = newTenant(e, netcfg.EndpointDevice{}, m)

@@ -9,6 +9,7 @@ import (
 	"heddle.dev/heddle/internal/flow"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/plane/stacks/protocol"
+	"heddle.dev/heddle/internal/plane/stacks/socket"
 )
 
 // maxCutting bounds of how many connections of a tenant it is remembered that the plane ends them.
@@ -32,7 +33,7 @@ func (p *Plane) observe(t *tenant, event flow.Event, id uint64, local, remote ne
 func cookieOf(e model.EndpointID, id uint64) uint64 { return 1<<63 | uint64(e)<<40 ^ id }
 
 // tellConnect says what became of a connect.
-func (p *Plane) tellConnect(t *tenant, n *note, o *outgoing) {
+func (p *Plane) tellConnect(t *tenant, n *socket.Note, o *outgoing) {
 	local, remote := o.local.AddrPort(), n.Remote.AddrPort()
 	if o.errno == 0 {
 		p.observe(t, flow.Open, n.ID, local, remote, nil)

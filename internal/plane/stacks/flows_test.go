@@ -10,7 +10,9 @@ import (
 	"heddle.dev/heddle/internal/flow"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
+	"heddle.dev/heddle/internal/plane/stacks/module"
 	"heddle.dev/heddle/internal/plane/stacks/protocol"
+	"heddle.dev/heddle/internal/plane/stacks/socket"
 )
 
 // TestFlows: what modules say of connections is told as other planes tell it, under one cookie from
@@ -18,10 +20,10 @@ import (
 func TestFlows(t *testing.T) {
 	var got []flow.Observation
 	p := &Plane{ctx: t.Context(), tenants: map[model.EndpointID]*tenant{}, cfg: Config{Observe: func(o flow.Observation) { got = append(got, o) }}}
-	tn := newTenant(model.Endpoint{ID: 3}, netcfg.EndpointDevice{}, &module{})
+	tn := newTenant(model.Endpoint{ID: 3}, netcfg.EndpointDevice{}, new(module.Module))
 	p.tenants[3] = tn
 	local, remote := netip.MustParseAddrPort("10.9.0.1:40000"), netip.MustParseAddrPort("10.9.0.2:80")
-	n := note{ID: 7, Remote: protocol.AddressOf(remote)}
+	n := socket.Note{ID: 7, Remote: protocol.AddressOf(remote)}
 	p.tellConnect(tn, &n, &outgoing{local: protocol.AddressOf(local)})
 	p.tellConnect(tn, &n, &outgoing{errno: unix.ECONNREFUSED})
 	ended := protocol.Info{Head: protocol.Head{Type: protocol.TypeEnded, Tenant: 3, ID: 7, Error: int32(unix.ECONNRESET)}, Local: protocol.AddressOf(local), Remote: protocol.AddressOf(remote),

@@ -9,6 +9,8 @@ import (
 
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/plane/process"
+	"heddle.dev/heddle/internal/plane/stacks/module"
+	"heddle.dev/heddle/internal/plane/stacks/socket"
 	"heddle.dev/heddle/internal/trap"
 )
 
@@ -77,7 +79,7 @@ func (h *handler) Answer(c *trap.Call) error {
 		return c.Next() // the kernel says why not
 	}
 	raw, ours, err := h.p.cfg.StackModules.Note(fd)
-	n := parseNote(raw)
+	n := socket.ParseNote(raw)
 	if err != nil || !ours || !t.owns(&n) {
 		closeFD(fd)
 		if err != nil {
@@ -85,7 +87,7 @@ func (h *handler) Answer(c *trap.Call) error {
 		}
 		return c.Next()
 	}
-	if d.Nr == unix.SYS_SHUTDOWN && n.State == connected {
+	if d.Nr == unix.SYS_SHUTDOWN && n.State == socket.Connected {
 		closeFD(fd)
 		return c.Next() // the pair does it, and the module sees that
 	}
@@ -171,27 +173,27 @@ func (h *handler) socket(c *trap.Call, t *tenant) error {
 		h.p.why.untrapped.Add()
 		return c.Next()
 	}
-	var made pair
+	var made socket.Pair
 	select {
-	case made = <-h.p.pairs.ready:
-	case <-time.After(moduleAnswers):
+	case made = <-h.p.pairs.Ready:
+	case <-time.After(module.Answers):
 		return h.p.why.failed.Because(errors.New("no socket pair is made"))
 	case <-c.Context().Done():
 		return trap.ErrAgentEnds
 	}
-	n := note{Tenant: t.number(), Generation: t.generation(), State: fresh, Family: uint32(w.family)}
+	n := socket.Note{Tenant: t.number(), Generation: t.generation(), State: socket.Fresh, Family: uint32(w.family)}
 	if w.mptcp {
-		n.Flags |= mptcp
+		n.Flags |= socket.MPTCP
 	}
-	err := h.p.cfg.StackModules.SetNote(made.program, n.bytes())
+	err := h.p.cfg.StackModules.SetNote(made.Program, n.Bytes())
 	if err == nil && w.nonblock {
-		err = unix.SetNonblock(made.program, true)
+		err = unix.SetNonblock(made.Program, true)
 	}
 	if err != nil {
-		closeFD(made.program)
+		closeFD(made.Program)
 		return h.p.why.failed.Because(fmt.Errorf("make a socket: %w", err))
 	}
-	return c.Give(trap.Descriptor{FD: made.program, Inode: made.inode, CloseOnExec: w.closeOnExec, Key: w.key()})
+	return c.Give(trap.Descriptor{FD: made.Program, Inode: made.Inode, CloseOnExec: w.closeOnExec, Key: w.key()})
 }
 
 // call is a call of a socket of a tenant's.
@@ -200,7 +202,7 @@ type call struct {
 	p  *Plane
 	t  *tenant
 	fd int // the program's end
-	n  note
+	n  socket.Note
 }
 
 // waitStep is how often a call that waits for its turn looks whether its caller still waits.
@@ -268,13 +270,13 @@ func (c *call) enter() (turns chan struct{}, err error) {
 		<-turns
 		return nil, c.p.why.failed.Because(err)
 	}
-	c.n = parseNote(raw)
+	c.n = socket.ParseNote(raw)
 	return turns, nil
 }
 
 // write notes what is known of the socket.
 func (c *call) write() {
-	if err := c.p.cfg.StackModules.SetNote(c.fd, c.n.bytes()); err != nil {
+	if err := c.p.cfg.StackModules.SetNote(c.fd, c.n.Bytes()); err != nil {
 		c.p.cfg.Log.Error("a socket is not known any more", "endpoint", c.t.Name, "err", err)
 	}
 }
@@ -292,9 +294,9 @@ func (c *call) end(value int, err error) {
 	case errors.Is(err, trap.ErrAgentEnds): // it is the next agent's
 	case errors.As(err, &failure):
 		c.Fail(err) // the caller has gone, for one
-	case errors.Is(err, errQueue):
+	case errors.Is(err, socket.ErrQueue):
 		c.Fail(c.p.why.queue.Because(err))
-	case errors.Is(err, errNoModule):
+	case errors.Is(err, module.ErrNone):
 		c.Fail(c.p.why.refused.Because(err))
 	case errors.Is(err, process.ErrGone):
 		c.Fail(c.p.why.ended.Because(err))
@@ -313,7 +315,7 @@ func (c *call) nonblocking() bool {
 
 // giveConnection has the call return a descriptor: the one that the program has if this call is
 // one that was interrupted, and made again. left is the agent's, as after Give; -1: nothing is.
-func (c *call) giveConnection(n note, fd int, inode uint64, closeOnExec bool) (left int, err error) {
+func (c *call) giveConnection(n socket.Note, fd int, inode uint64, closeOnExec bool) (left int, err error) {
 	c.leaveFile() // as end does
 	c.t.awaitOffers()
 	exec := uint32(1)
@@ -329,8 +331,11 @@ func (c *call) giveConnection(n note, fd int, inode uint64, closeOnExec bool) (l
 		return after.FD, err
 	}
 	n.Number, n.Exec = uint32(after.Number)+1, exec
-	if failed := c.p.cfg.StackModules.SetNote(after.FD, n.bytes()); failed != nil {
+	if failed := c.p.cfg.StackModules.SetNote(after.FD, n.Bytes()); failed != nil {
 		c.p.cfg.Log.Debug("a program has a connection twice", "endpoint", c.t.Name, "err", failed)
 	}
 	return after.FD, err
 }
+
+// closeFD closes a descriptor of ours: the number is always free then.
+func closeFD(fd int) { _ = unix.Close(fd) }

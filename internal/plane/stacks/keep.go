@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/plane"
+	"heddle.dev/heddle/internal/plane/stacks/socket"
 	"heddle.dev/heddle/internal/trap"
 )
 
@@ -27,7 +28,7 @@ func (p *Plane) keepHeld(t *tenant, h *held, fd int) error {
 		return nil
 	}
 	n := t.noteOf(h)
-	note := n.bytes()
+	note := n.Bytes()
 	meta := append(note[:], 0)
 	if h.reuseAddress {
 		meta[plane.NoteBytes] = 1
@@ -78,7 +79,7 @@ func (p *Plane) adopt(t *tenant) error {
 			closeFD(k.FD)
 			continue
 		}
-		n := parseNote([plane.NoteBytes]byte(k.Meta[:plane.NoteBytes]))
+		n := socket.ParseNote([plane.NoteBytes]byte(k.Meta[:plane.NoteBytes]))
 		h := &held{id: n.ID, note: n, reuseAddress: k.Meta[plane.NoteBytes] != 0}
 		p.useID(n.ID)
 		if err := p.hold(t, h, k.FD); err != nil && !errors.Is(err, unix.ENETDOWN) {

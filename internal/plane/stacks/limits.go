@@ -52,7 +52,7 @@ func (p *Plane) limit(id model.EndpointID, l *model.Limits) {
 	if t == nil || caps == before {
 		return
 	}
-	if l := p.current(t.module); l != nil {
+	if l := t.module.Current(); l != nil {
 		p.tell(l, t)
 	}
 }

@@ -21,7 +21,7 @@ func TestCapsAreTold(t *testing.T) {
 	testutil.NoError(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	t.Setenv("PATH", dir) // no module is found
-	played := play(t, filepath.Join(dir, programs[stack.Smoltcp].socket), true)
+	played := play(t, filepath.Join(dir, socketOf[stack.Smoltcp]), true)
 	p, _ := runPlane(t, dir, &modules{})
 	played.hear(protocol.TypeHello)
 	played.hear(protocol.TypeBegin)

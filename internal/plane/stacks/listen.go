@@ -9,7 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/plane/process"
+	"heddle.dev/heddle/internal/plane/stacks/module"
 	"heddle.dev/heddle/internal/plane/stacks/protocol"
+	"heddle.dev/heddle/internal/plane/stacks/socket"
 )
 
 // maxBacklog is what a module takes.
@@ -32,11 +34,11 @@ func (c *call) bind() {
 		return
 	}
 	defer unlock()
-	at, errno := c.n.parseSockaddr(raw)
+	at, errno := c.n.ParseSockaddr(raw)
 	switch {
 	case errno != 0:
 		err = errno
-	case c.n.State != fresh:
+	case c.n.State != socket.Fresh:
 		err = unix.EINVAL
 	default:
 		err = c.bindTo(at)
@@ -49,8 +51,8 @@ func (c *call) bindTo(at netip.AddrPort) error {
 	if err != nil {
 		return err
 	}
-	h.note.State = bound
-	err = c.askTwice(func(ctx context.Context, l *link) error {
+	h.note.State = socket.Bound
+	err = c.askTwice(func(ctx context.Context, l *module.Link) error {
 		named, err := c.p.bindAt(ctx, l, c.t, h)
 		if err == nil {
 			h.note.Local = named.Local
@@ -90,12 +92,12 @@ func (c *call) holdable(at netip.AddrPort) (h *held, other int, err error) {
 
 // ask asks the module for what it answers at once. If it ends meanwhile, the next one is asked,
 // which has been told of all that the plane holds.
-func (c *call) ask(f func(context.Context, *link) error) error {
-	ctx, cancel := context.WithTimeout(c.p.ctx, moduleStarts+moduleAnswers)
+func (c *call) ask(f func(context.Context, *module.Link) error) error {
+	ctx, cancel := context.WithTimeout(c.p.ctx, module.Starts+module.Answers)
 	defer cancel()
-	var ended *link
+	var ended *module.Link
 	for {
-		l, err := c.p.await(ctx, c.t.module)
+		l, err := c.t.module.Await(ctx)
 		if err == nil && l == ended { // it is not yet known that it has
 			select {
 			case <-time.After(pollOutcome):
@@ -118,7 +120,7 @@ func (c *call) ask(f func(context.Context, *link) error) error {
 }
 
 // askTwice is ask for what may be in the way of itself: a port of a socket that is closed.
-func (c *call) askTwice(f func(context.Context, *link) error) error {
+func (c *call) askTwice(f func(context.Context, *module.Link) error) error {
 	err := c.ask(f)
 	if errors.Is(err, unix.EADDRINUSE) {
 		c.p.closeLeft(c.t)
@@ -138,9 +140,9 @@ func (c *call) listen() {
 	// As the kernel does: what is negative is as much as can be, and one more waits than asked for.
 	backlog := min(uint32(c.Data().Args[1]), maxBacklog-1) + 1
 	switch c.n.State {
-	case fresh:
+	case socket.Fresh:
 		c.end(0, c.listenAnywhere(backlog))
-	case bound, listening:
+	case socket.Bound, socket.Listening:
 		c.end(0, c.listenBound(backlog))
 	default:
 		c.end(0, unix.EINVAL)
@@ -149,11 +151,11 @@ func (c *call) listen() {
 
 // listenAnywhere listens at a port of the module's choice.
 func (c *call) listenAnywhere(backlog uint32) error {
-	h, other, err := c.holdable(c.n.unspecified())
+	h, other, err := c.holdable(c.n.Unspecified())
 	if err != nil {
 		return err
 	}
-	h.note.State = bound
+	h.note.State = socket.Bound
 	if err := c.p.hold(c.t, h, other); err != nil {
 		return err
 	}
@@ -191,14 +193,14 @@ func (c *call) listenHeld(h *held, backlog uint32) error {
 	c.t.mu.Lock()
 	h.note.Backlog, h.note.Set, h.note.Options = backlog, c.n.Set, c.n.Options
 	c.t.mu.Unlock()
-	err = c.askTwice(func(ctx context.Context, l *link) error {
+	err = c.askTwice(func(ctx context.Context, l *module.Link) error {
 		named, err := c.p.listenAt(ctx, l, c.t, h)
 		if err != nil {
 			return err
 		}
 		c.t.mu.Lock()
 		defer c.t.mu.Unlock()
-		h.note.Local, h.note.State = named.Local, listening
+		h.note.Local, h.note.State = named.Local, socket.Listening
 		return nil
 	})
 	if err != nil {
@@ -223,12 +225,12 @@ func (c *call) shutdown() {
 	switch {
 	case how != unix.SHUT_RD && how != unix.SHUT_WR && how != unix.SHUT_RDWR:
 		c.end(0, unix.EINVAL)
-	case c.n.State == connected || c.n.State == connecting:
+	case c.n.State == socket.Connected || c.n.State == socket.Connecting:
 		c.end(0, unix.Shutdown(c.fd, how))
-	case c.n.State == listening && how == unix.SHUT_WR:
+	case c.n.State == socket.Listening && how == unix.SHUT_WR:
 		c.end(0, nil)
-	case c.n.State == listening:
-		c.n.State = failed
+	case c.n.State == socket.Listening:
+		c.n.State = socket.Failed
 		c.write()
 		c.end(0, unix.Shutdown(c.fd, unix.SHUT_RDWR)) // by which it ends, and who waits at it
 	default:

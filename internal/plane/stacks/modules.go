@@ -3,114 +3,138 @@ package stacks
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
+	"maps"
 	"slices"
-	"time"
+	"sync"
 
-	"golang.org/x/sys/unix"
-
-	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/plane/stacks/module"
 	"heddle.dev/heddle/internal/plane/stacks/protocol"
+	"heddle.dev/heddle/internal/stack"
 )
 
-// rttConnections is of how many connections of a tenant round-trip times are looked at: the module
-// lists each.
-const rttConnections = 1024
+// owner is the plane as its modules know it.
+type owner struct{ *Plane }
 
-// StackModules implements plane.StackReports. A module that nobody has wanted is none.
-func (p *Plane) StackModules(ctx context.Context) (out []api.StackModule, err error) {
-	ctx, cancel := context.WithTimeout(ctx, moduleAnswers)
-	defer cancel()
-	var errs []error
-	for _, m := range p.allModules() {
-		tenants := p.tenantsOf(m)
-		p.mu.Lock()
-		l, report := m.link, api.StackModule{Stack: m.kind, Ended: m.ended, Drain: m.drains}
-		p.mu.Unlock()
-		if l != nil {
-			report.PID = l.PID
-			err := p.report(ctx, l, tenants, &report)
-			errs = append(errs, err)
-		}
-		if l != nil || len(tenants) > 0 || report.Ended > 0 {
-			out = append(out, report)
-		}
-	}
-	return out, errors.Join(errs...)
-}
+var _ module.Owner = owner{}
 
-// report asks a module what it uses.
-func (p *Plane) report(ctx context.Context, l *link, tenants []*tenant, m *api.StackModule) error {
-	ask := protocol.Plain{Head: protocol.Head{Type: protocol.TypeStats}}
-	whole, _, err := request[protocol.Plain, protocol.Stats](ctx, l, &ask, &ask.Head, -1)
-	if err != nil {
-		return fmt.Errorf("ask module %s for what it uses: %w", m.Stack, err)
+// Run keeps modules for the endpoints that want them, until ctx ends. The modules live on.
+func (p *Plane) Run(ctx context.Context) error {
+	for _, kind := range p.cfg.Ran() {
+		p.moduleOf(kind)
 	}
-	m.StackUse = useOf(&whole)
-	for _, t := range tenants {
-		use, err := l.useOf(ctx, t)
-		if errors.Is(err, unix.ENODEV) { // it does not know of it yet
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("ask module %s for what %s uses: %w", m.Stack, t.Name, err)
-		}
-		m.Tenants = append(m.Tenants, api.StackTenant{Endpoint: t.Name, Profile: p.profileOf(t), StackUse: use})
+	var running sync.WaitGroup
+	p.mu.Lock()
+	p.runs = func(m *module.Module) { running.Go(func() { m.Keep(ctx) }) }
+	for _, m := range p.modules {
+		p.runs(m)
 	}
-	slices.SortFunc(m.Tenants, func(a, b api.StackTenant) int { return cmp.Compare(a.Endpoint, b.Endpoint) })
+	p.mu.Unlock()
+	p.lookForOwn(ctx)
+	p.mu.Lock()
+	p.runs = nil // those that come now are the next agent's
+	p.mu.Unlock()
+	running.Wait()
 	return nil
 }
 
-// profileOf gives the name of a tenant's profile; empty if that does not name a module any more.
-func (p *Plane) profileOf(t *tenant) string {
+// newModule gives one that is not kept yet.
+func (p *Plane) newModule(kind stack.Kind) *module.Module {
+	return module.New(kind, &p.cfg.Config, owner{p})
+}
+
+// moduleOf gives what runs a stack, nil if no module does. One of the operator's own begins to be
+// kept here.
+func (p *Plane) moduleOf(kind stack.Kind) *module.Module {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if c := p.choices[t.ID]; c.Profile != nil {
-		return c.Profile.Name
-	}
-	return ""
-}
-
-// useOf asks what a tenant uses.
-func (l *link) useOf(ctx context.Context, t *tenant) (api.StackUse, error) {
-	ask := protocol.Plain{Head: t.head(protocol.TypeStats, 0)}
-	s, _, err := request[protocol.Plain, protocol.Stats](ctx, l, &ask, &ask.Head, -1)
-	if err != nil {
-		return api.StackUse{}, err
-	}
-	use := useOf(&s)
-	if s.Connections == 0 || s.Connections > rttConnections {
-		return use, nil
-	}
-	sockets, err := l.socketsOf(ctx, t)
-	if err != nil {
-		return use, err
-	}
-	use.RTT = meanRTT(sockets)
-	return use, nil
-}
-
-// meanRTT is that of the connections that have measured one.
-func meanRTT(sockets []protocol.Info) time.Duration {
-	var sum, n time.Duration
-	for _, s := range sockets {
-		if s.Kind == protocol.KindConnection && s.RTT != 0 {
-			sum, n = sum+time.Duration(s.RTT)*time.Microsecond, n+1
+	m := p.modules[kind]
+	if _, own := kind.Module(); m == nil && own {
+		m = p.newModule(kind)
+		p.modules[kind] = m
+		if p.runs != nil {
+			p.runs(m)
 		}
 	}
-	if n == 0 {
-		return 0
-	}
-	return sum / n
+	return m
 }
 
-func useOf(s *protocol.Stats) api.StackUse {
-	dropped := s.DropMalformed + s.DropMartian + s.DropChecksum + s.DropProtocol + s.DropBacklog + s.DropConnections + s.DropMemory + s.DropRate + s.DropDevice
-	return api.StackUse{
-		Processor: time.Duration(s.Processor), Memory: s.Memory, Sockets: s.Sockets, Connections: s.Connections,
-		BytesSent: s.BytesSent, BytesReceived: s.BytesReceived, Retransmits: s.Retransmits,
-		SendQueue: s.SendQueued, ReceiveQueue: s.ReceiveQueued,
-		Dropped: dropped, Refused: s.RefuseConnections + s.RefuseMemory + s.RefuseRate + s.RefuseSockets + s.RefusePorts,
+// allModules gives them by name.
+func (p *Plane) allModules() []*module.Module {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.SortedFunc(maps.Values(p.modules), func(a, b *module.Module) int { return cmp.Compare(a.Kind, b.Kind) })
+}
+
+// tenantsOf gives a module's.
+func (p *Plane) tenantsOf(m *module.Module) (all []*tenant) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, t := range p.tenants {
+		if t.module == m {
+			all = append(all, t)
+		}
+	}
+	return all
+}
+
+// reached gives the tenants whose module is there, and what leads to it: connections of others have
+// ended with theirs.
+func (p *Plane) reached() map[*tenant]*module.Link {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	out := map[*tenant]*module.Link{}
+	for _, t := range p.tenants {
+		if l := t.module.Current(); l != nil {
+			out[t] = l
+		}
+	}
+	return out
+}
+
+// Wants implements module.Owner.
+func (p owner) Wants(m *module.Module) bool { return len(p.tenantsOf(m)) > 0 }
+
+// Meet implements module.Owner.
+func (p owner) Meet(ctx context.Context, m *module.Module, l *module.Link) error {
+	p.announce.Lock()
+	defer p.announce.Unlock()
+	module.Send(l, &protocol.Plain{Head: protocol.Head{Type: protocol.TypeBegin}})
+	for _, t := range p.tenantsOf(m) {
+		p.tell(l, t)
+		if err := p.closeStrays(ctx, l, t); err != nil {
+			return fmt.Errorf("sockets of %s, process %d: %w", m.Name, l.PID, err)
+		}
+	}
+	module.Send(l, &protocol.Plain{Head: protocol.Head{Type: protocol.TypeEnd}})
+	m.SetLink(l) // before an endpoint that is attached now asks whether there is one
+	return nil
+}
+
+// Met implements module.Owner: it ends what was forbidden while no agent ran.
+func (p owner) Met() {
+	if _, err := p.CutForbidden(); err != nil {
+		p.cfg.Log.Warn("connections that are forbidden may be alive", "err", err)
 	}
 }
+
+// Hear implements module.Owner.
+func (p owner) Hear(l *module.Link) error { return p.hear(l) }
+
+// Tend implements module.Owner.
+func (p owner) Tend(ctx context.Context, m *module.Module, l *module.Link) {
+	p.retireIdle(ctx, m, l)
+	p.tellAgain(m, l)
+}
+
+// Fault implements module.Owner.
+func (p owner) Fault(name string, err error) { p.fault(name, err) }
+
+// NoFault implements module.Owner.
+func (p owner) NoFault(name string) bool { return p.cfg.Faults.Clear(FaultModule, name) }
+
+// Hangs implements module.Owner.
+func (p owner) Hangs() { p.why.hangs.Add() }
+
+// Changed implements module.Owner.
+func (p owner) Changed() { p.cfg.StacksChanged() }

@@ -6,6 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/plane/stacks/protocol"
+	"heddle.dev/heddle/internal/plane/stacks/socket"
 )
 
 // getsockname tells a socket's own address.
@@ -29,7 +30,7 @@ func (c *call) getpeername() {
 	c.resolve()
 	n, over := c.n, c.isOver()
 	unlock()
-	if n.State != connected || over {
+	if n.State != socket.Connected || over {
 		c.end(0, unix.ENOTCONN)
 		return
 	}
@@ -38,14 +39,14 @@ func (c *call) getpeername() {
 
 // isOver reports whether the connection has ended at both sides: the module knows it no more.
 func (c *call) isOver() bool {
-	if c.n.State != connected || !hungUp(c.fd) {
+	if c.n.State != socket.Connected || !socket.HungUp(c.fd) {
 		return false
 	}
 	_, err := c.info()
 	return errors.Is(err, unix.ENOENT)
 }
 
-func (c *call) tell(n *note, a protocol.Address) {
+func (c *call) tell(n *socket.Note, a protocol.Address) {
 	d := c.Data()
-	c.end(0, c.writeValue(d.Args[1], d.Args[2], n.sockaddr(a), true))
+	c.end(0, c.writeValue(d.Args[1], d.Args[2], n.Sockaddr(a), true))
 }

@@ -1,13 +1,17 @@
 // Package stacks is the plane of endpoints whose TCP runs in a process of its own, a stack module
-// (NetKernel, HotNets '17), on the agent's side: it has the module run, gives it the packets of
-// such endpoints, and answers their programs' trapped calls (docs/protocols/stack-module.md).
-// docs/architecture/stacks.md.
+// (NetKernel, HotNets '17), on the agent's side (docs/architecture/stacks.md): it says which module
+// runs whose TCP, gives modules the packets of such endpoints, their tenants, and answers the
+// tenants' programs' trapped calls. Modules as processes are package module's affair, and what the
+// kernel keeps of a program's socket is package socket's.
+//
+// Plane.mu guards who is a tenant; announce is held by whoever tells a module of tenants, across
+// requests. tenant.mu guards a tenant's sockets, and is held across none. Each trapped call is
+// answered by a goroutine of its own, which holds its socket's place in tenant.sockets.
 package stacks
 
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,47 +22,25 @@ import (
 	"heddle.dev/heddle/internal/netcfg"
 	"heddle.dev/heddle/internal/plane"
 	"heddle.dev/heddle/internal/plane/process"
+	"heddle.dev/heddle/internal/plane/stacks/module"
 	"heddle.dev/heddle/internal/plane/stacks/protocol"
+	"heddle.dev/heddle/internal/plane/stacks/socket"
 	"heddle.dev/heddle/internal/stack"
 	"heddle.dev/heddle/internal/trap"
 	"heddle.dev/heddle/internal/trap/task"
 )
 
-const (
-	// moduleAnswers bounds what the module may take for an answer that does not depend on a peer.
-	moduleAnswers = 2 * time.Second
-	// moduleStarts is how long a call waits for a module that is being started.
-	moduleStarts = 2 * time.Second
-	// Bounds of the pause before a module that cannot run is started again; it doubles from try to
-	// try. One that ended is started again at once.
-	firstPause = 100 * time.Millisecond
-	lastPause  = 30 * time.Second
-	// wellFor is how long a module must have run for its end to be the first of a series.
-	wellFor = 5 * time.Second
-	// statsEvery is how often the module is asked whether it still answers.
-	statsEvery = time.Second
-)
-
 // Config is what the plane of a node is made with.
 type Config struct {
-	// StateDir is the agent's state directory.
-	StateDir string
-	// Self is the agent's own program, beside which the module's is looked for.
-	Self         string
+	module.Config
 	StackModules plane.StackModules
 	Traps        plane.Traps
 	// Keeper and StacksChanged are those of plane.Host.
 	Keeper        func() trap.Keeper
 	StacksChanged func()
-	// OwnModules is the folder with the operator's own modules.
-	OwnModules string
-	// Drain is how long a module of an earlier build than the one installed may have connections;
-	// 0: for ever.
-	Drain  time.Duration
-	Faults plane.Faults
+	Faults        plane.Faults
 	// Observe is told of connections as they come and go; nil: nobody is.
 	Observe func(flow.Observation)
-	Log     *slog.Logger
 }
 
 // Plane is the plane of stack modules of one node.
@@ -72,7 +54,7 @@ type Plane struct {
 
 	cfg   Config
 	proc  task.Proc
-	pairs *pairs
+	pairs *socket.Pairs
 	why   reasons
 	ctx   context.Context // done when the plane closes
 	stop  context.CancelFunc
@@ -82,9 +64,9 @@ type Plane struct {
 	ids    atomic.Uint64 // that was given out last
 	cut    atomic.Uint64 // connections that policy forbids
 	// modules are the programs that run the TCP of tenants, a kind each.
-	modules map[stack.Kind]*module // guarded by mu
-	lacking map[stack.Kind]bool    // own modules that the node has not. Guarded by mu
-	runs    func(*module)          // keeps one from now on; nil: not yet, or not any more. Guarded by mu
+	modules map[stack.Kind]*module.Module // guarded by mu
+	lacking map[stack.Kind]bool           // own modules that the node has not. Guarded by mu
+	runs    func(*module.Module)          // keeps one from now on; nil: not yet, or not any more. Guarded by mu
 
 	// announce is held while a module is told of tenants, or one is added.
 	announce sync.Mutex
@@ -120,12 +102,15 @@ func (p *Plane) Declares() plane.Declaration { return Declaration }
 // Open makes the plane. Modules are reached, or started, by Run.
 func Open(cfg Config) (*Plane, error) {
 	p := &Plane{
-		cfg: cfg, pairs: newPairs(), why: newReasons(), modules: newModules(), lacking: map[stack.Kind]bool{},
+		cfg: cfg, pairs: socket.NewPairs(), why: newReasons(), modules: map[stack.Kind]*module.Module{}, lacking: map[stack.Kind]bool{},
 		tenants: map[model.EndpointID]*tenant{}, retired: map[model.EndpointID]model.Traffic{}, choices: map[model.EndpointID]stack.Choice{}, devices: map[model.EndpointID]netcfg.EndpointDevice{},
 		limits: map[model.EndpointID]model.Limits{},
 	}
 	p.ctx, p.stop = context.WithCancel(context.Background())
 	p.ids.Store(uint64(time.Now().UnixNano())) // ids are not given again by a later agent
+	for _, kind := range module.Kinds {
+		p.modules[kind] = p.newModule(kind)
+	}
 	var err error
 	if p.proc, err = task.Open(); err != nil {
 		return nil, err
@@ -142,12 +127,15 @@ func (p *Plane) ServeStack(kind stack.Kind, s stack.Settings) error {
 	if kind.IsKernels() {
 		return plane.ErrOtherStack
 	}
-	_, err := p.find(kind)
+	_, err := p.cfg.Find(kind)
 	p.lacks(kind, err)
 	if err != nil {
 		return err
 	}
-	if err := p.failure(kind); err != nil {
+	p.mu.Lock()
+	m := p.modules[kind]
+	p.mu.Unlock()
+	if err := m.Failure(); err != nil {
 		return fmt.Errorf("its module does not run: %w", err)
 	}
 	if err := p.cfg.StackModules.StackDevices(); err != nil {
@@ -176,7 +164,7 @@ func (p *Plane) SetStack(e model.Endpoint, c stack.Choice) error {
 	case !chosen:
 		t.active.Store(false)
 	case t.configure(c):
-		l := p.current(t.module)
+		l := t.module.Current()
 		if l == nil {
 			break
 		}
@@ -232,14 +220,14 @@ func (p *Plane) begin(t *tenant) {
 		p.cfg.Log.Error("listeners of an endpoint are lost with the agent before", "endpoint", t.Name, "err", err)
 	}
 	p.wanted.Do(func() { p.tasks.Go(p.makePairs) })
-	t.module.wakeUp()
-	if l := p.current(t.module); l != nil {
+	t.module.WakeUp()
+	if l := t.module.Current(); l != nil {
 		p.tell(l, t)
 	}
 }
 
 // tell tells the module of a tenant and its sockets.
-func (p *Plane) tell(l *link, t *tenant) {
+func (p *Plane) tell(l *module.Link, t *tenant) {
 	ctx, cancel := context.WithTimeout(p.ctx, process.Answers)
 	defer cancel()
 	err := p.introduce(ctx, l, t)
@@ -259,7 +247,7 @@ func (p *Plane) tell(l *link, t *tenant) {
 
 // tellAgain tells the module of those of whom it could not be told: the process that had a tenant's
 // device before may not have ended by then.
-func (p *Plane) tellAgain(m *module, l *link) {
+func (p *Plane) tellAgain(m *module.Module, l *module.Link) {
 	p.announce.Lock()
 	defer p.announce.Unlock()
 	for _, t := range p.tenantsOf(m) {
@@ -282,7 +270,7 @@ func (p *Plane) Detach(e model.Endpoint) error {
 	if t == nil {
 		return nil
 	}
-	return p.giveUp(p.current(t.module), t)
+	return p.giveUp(t.module.Current(), t)
 }
 
 // tenantOf gives the tenant that an endpoint is; nil if it is none.
@@ -294,17 +282,17 @@ func (p *Plane) tenantOf(id model.EndpointID) *tenant {
 
 // makePairs makes pairs from when the first endpoint wants a module.
 func (p *Plane) makePairs() {
-	if err := p.pairs.run(p.ctx); err != nil {
+	if err := p.pairs.Run(p.ctx); err != nil {
 		p.fault("", err)
 	}
 }
 
 // hear hears the module until it has ended.
-func (p *Plane) hear(l *link) error {
+func (p *Plane) hear(l *module.Link) error {
 	all := arrivals{}
 	defer all.end()
 	for {
-		head, message, fd, err := l.receive()
+		head, message, fd, err := l.Hear()
 		if err != nil {
 			return err
 		}
@@ -351,8 +339,8 @@ func (p *Plane) Close() error {
 	p.stop()
 	p.mu.Lock()
 	for _, m := range p.modules {
-		if m.link != nil {
-			m.link.Close()
+		if l := m.Current(); l != nil {
+			l.Close()
 		}
 	}
 	all := make([]*tenant, 0, len(p.tenants))

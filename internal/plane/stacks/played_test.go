@@ -19,10 +19,15 @@ import (
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
 	"heddle.dev/heddle/internal/plane"
+	"heddle.dev/heddle/internal/plane/stacks/module"
 	"heddle.dev/heddle/internal/plane/stacks/protocol"
+	"heddle.dev/heddle/internal/stack"
 	"heddle.dev/heddle/internal/testutil"
 	"heddle.dev/heddle/internal/trap"
 )
+
+// socketOf are the names that modules' sockets have had ever since.
+var socketOf = map[stack.Kind]string{stack.Smoltcp: "stack.sock", stack.Netstack: "netstack.sock"}
 
 // modules plays the TCP plane: notes are kept nowhere, devices are pipes.
 type modules struct {
@@ -181,8 +186,9 @@ func runPlane(t *testing.T, dir string, notes *modules) (*Plane, *faults) {
 	t.Helper()
 	f := &faults{}
 	p, err := Open(Config{
-		StateDir: dir, Self: filepath.Join(dir, "heddled"), StackModules: notes, Traps: traps{}, Keeper: func() trap.Keeper { return nil }, StacksChanged: func() {},
-		Faults: f, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Config:       module.Config{Programs: module.Programs{StateDir: dir, Self: filepath.Join(dir, "heddled")}, Log: slog.New(slog.NewTextHandler(io.Discard, nil))},
+		StackModules: notes, Traps: traps{}, Keeper: func() trap.Keeper { return nil }, StacksChanged: func() {},
+		Faults: f,
 	})
 	testutil.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())

@@ -12,6 +12,7 @@ import (
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/plane/process"
+	"heddle.dev/heddle/internal/plane/stacks/module"
 	"heddle.dev/heddle/internal/plane/stacks/protocol"
 )
 
@@ -41,7 +42,7 @@ func (p *Plane) ApplyPolicy(model.PolicyChange) error { return nil }
 // CutForbidden implements plane.Policy. All tenants are asked at once: one whose answers take long
 // holds up no other's.
 func (p *Plane) CutForbidden() (cut int, err error) {
-	ctx, cancel := context.WithTimeout(p.ctx, moduleAnswers)
+	ctx, cancel := context.WithTimeout(p.ctx, module.Answers)
 	defer cancel()
 	var asked sync.WaitGroup
 	var mu sync.Mutex // guards cut and err
@@ -60,8 +61,8 @@ func (p *Plane) CutForbidden() (cut int, err error) {
 	return cut, err
 }
 
-func (p *Plane) cutForbiddenOf(ctx context.Context, l *link, t *tenant) (cut int, err error) {
-	sockets, err := l.socketsOf(ctx, t)
+func (p *Plane) cutForbiddenOf(ctx context.Context, l *module.Link, t *tenant) (cut int, err error) {
+	sockets, err := l.Sockets(ctx, t.number())
 	if err != nil {
 		return 0, err
 	}
@@ -78,8 +79,7 @@ func (p *Plane) cutForbiddenOf(ctx context.Context, l *link, t *tenant) (cut int
 			continue
 		}
 		t.cuts(s.Head.ID)
-		m := protocol.Close{Head: t.head(protocol.TypeClose, s.Head.ID), Flags: protocol.Abort}
-		_, _, err = request[protocol.Close, protocol.Plain](ctx, l, &m, &m.Head, -1)
+		err = l.CloseSocket(ctx, t.number(), s.Head.ID, protocol.Abort)
 		if err == nil {
 			cut++
 		} else if !errors.Is(err, unix.ENOENT) { // it has just ended

@@ -8,6 +8,7 @@ import (
 
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/plane/stacks/protocol"
+	"heddle.dev/heddle/internal/plane/stacks/socket"
 )
 
 // Connected says of the program's end of a pair, a socket of endpoint id, whether it is a
@@ -15,16 +16,15 @@ import (
 // program's place. abort ends it by RST.
 func (p *Plane) Connected(ctx context.Context, id model.EndpointID, fd int) (abort func(context.Context) error, ok bool, err error) {
 	raw, noted, err := p.cfg.StackModules.Note(fd)
-	t, n := p.tenantOf(id), parseNote(raw)
+	t, n := p.tenantOf(id), socket.ParseNote(raw)
 	if err != nil || !noted || t == nil || !t.owns(&n) || n.ID == 0 {
 		return nil, false, err
 	}
-	l := p.current(t.module)
+	l := t.module.Current()
 	if l == nil {
 		return nil, false, nil
 	}
-	m := protocol.Plain{Head: t.head(protocol.TypeInfo, n.ID)}
-	info, _, err := request[protocol.Plain, protocol.Info](ctx, l, &m, &m.Head, -1)
+	info, err := l.Info(ctx, t.number(), n.ID)
 	if errors.Is(err, unix.ENOENT) {
 		return nil, false, nil
 	}
@@ -32,8 +32,6 @@ func (p *Plane) Connected(ctx context.Context, id model.EndpointID, fd int) (abo
 		return nil, false, err
 	}
 	return func(ctx context.Context) error {
-		m := protocol.Close{Head: t.head(protocol.TypeClose, n.ID), Flags: protocol.Abort}
-		_, _, err := request[protocol.Close, protocol.Plain](ctx, l, &m, &m.Head, -1)
-		return err
+		return l.CloseSocket(ctx, t.number(), n.ID, protocol.Abort)
 	}, true, nil
 }

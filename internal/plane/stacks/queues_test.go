@@ -7,23 +7,25 @@ import (
 	"heddle.dev/heddle/internal/netcfg"
 	"heddle.dev/heddle/internal/plane"
 	"heddle.dev/heddle/internal/plane/stacks/protocol"
+	"heddle.dev/heddle/internal/plane/stacks/socket"
+	"heddle.dev/heddle/internal/stack"
 	"heddle.dev/heddle/internal/testutil"
 )
 
 // noted has the same note of every socket.
 type noted struct {
 	plane.StackModules
-	n note
+	n socket.Note
 }
 
-func (k noted) Note(int) ([plane.NoteBytes]byte, bool, error) { return k.n.bytes(), true, nil }
+func (k noted) Note(int) ([plane.NoteBytes]byte, bool, error) { return k.n.Bytes(), true, nil }
 
 // TestConnected: by queues an endpoint sends on established connections of its own alone, not on
 // those of others, of an earlier container with its number, on listeners, or before there is a
 // connection.
 func TestConnected(t *testing.T) {
 	l, other := linked(t)
-	go func() { _, _, _, _ = l.receive() }()
+	go func() { _, _, _, _ = l.Hear() }()
 	says := make(chan protocol.Info, 1)
 	aborted := make(chan uint64, 1)
 	go func() {
@@ -48,23 +50,26 @@ func TestConnected(t *testing.T) {
 			_, _ = other.Write(protocol.Append(nil, &i)) // the answer fails, too
 		}
 	}()
-	tn := newTenant(model.Endpoint{ID: 7}, netcfg.EndpointDevice{}, &module{link: l})
-	p := &Plane{ctx: t.Context(), tenants: map[model.EndpointID]*tenant{7: tn}}
-	own := note{ID: 5, Tenant: tn.number(), Generation: tn.generation(), State: connected}
+	p := &Plane{ctx: t.Context(), cfg: Config{Faults: &faults{}}, tenants: map[model.EndpointID]*tenant{}}
+	m := p.newModule(stack.Smoltcp)
+	m.SetLink(l)
+	tn := newTenant(model.Endpoint{ID: 7}, netcfg.EndpointDevice{}, m)
+	p.tenants[7] = tn
+	own := socket.Note{ID: 5, Tenant: tn.number(), Generation: tn.generation(), State: socket.Connected}
 	for name, c := range map[string]struct {
-		change      func(*note)
+		change      func(*socket.Note)
 		endpoint    model.EndpointID
 		kind, state uint32
 		want        bool
 	}{
-		"its own":                  {func(*note) {}, 7, protocol.KindConnection, tcpEstablished, true},
-		"whose peer sends no more": {func(*note) {}, 7, protocol.KindConnection, tcpCloseWait, true},
-		"another's":                {func(n *note) { n.Tenant = 8 }, 7, protocol.KindConnection, tcpEstablished, false},
-		"asked by another":         {func(*note) {}, 8, protocol.KindConnection, tcpEstablished, false},
-		"an earlier container's":   {func(n *note) { n.Generation++ }, 7, protocol.KindConnection, tcpEstablished, false},
-		"only made":                {func(n *note) { n.ID = 0 }, 7, protocol.KindConnection, tcpEstablished, false},
-		"a listener":               {func(*note) {}, 7, protocol.KindListener, tcpEstablished, false},
-		"being connected":          {func(*note) {}, 7, protocol.KindConnection, tcpSynSent, false},
+		"its own":                  {func(*socket.Note) {}, 7, protocol.KindConnection, tcpEstablished, true},
+		"whose peer sends no more": {func(*socket.Note) {}, 7, protocol.KindConnection, tcpCloseWait, true},
+		"another's":                {func(n *socket.Note) { n.Tenant = 8 }, 7, protocol.KindConnection, tcpEstablished, false},
+		"asked by another":         {func(*socket.Note) {}, 8, protocol.KindConnection, tcpEstablished, false},
+		"an earlier container's":   {func(n *socket.Note) { n.Generation++ }, 7, protocol.KindConnection, tcpEstablished, false},
+		"only made":                {func(n *socket.Note) { n.ID = 0 }, 7, protocol.KindConnection, tcpEstablished, false},
+		"a listener":               {func(*socket.Note) {}, 7, protocol.KindListener, tcpEstablished, false},
+		"being connected":          {func(*socket.Note) {}, 7, protocol.KindConnection, tcpSynSent, false},
 	} {
 		n := own
 		c.change(&n)

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/plane/stacks/module"
 	"heddle.dev/heddle/internal/plane/stacks/protocol"
 )
 
@@ -27,7 +28,7 @@ type counted struct {
 // nobody asked about in time is lost.
 func (p *Plane) Traffic(endpoints []model.Endpoint) ([]model.Traffic, error) {
 	out := make([]model.Traffic, len(endpoints))
-	ctx, cancel := context.WithTimeout(p.ctx, moduleAnswers)
+	ctx, cancel := context.WithTimeout(p.ctx, module.Answers)
 	defer cancel()
 	for i, e := range endpoints {
 		t := p.tenantOf(e.ID)
@@ -35,13 +36,12 @@ func (p *Plane) Traffic(endpoints []model.Endpoint) ([]model.Traffic, error) {
 			out[i] = p.countedOf(e.ID)
 			continue
 		}
-		l := p.current(t.module)
+		l := t.module.Current()
 		if l == nil {
 			out[i] = t.countedBefore()
 			continue
 		}
-		m := protocol.Plain{Head: t.head(protocol.TypeStats, 0)}
-		s, _, err := request[protocol.Plain, protocol.Stats](ctx, l, &m, &m.Head, -1)
+		s, err := l.Stats(ctx, t.number())
 		switch {
 		case errors.Is(err, unix.ENODEV): // the module does not know of it yet
 			out[i] = t.countedBefore()
@@ -89,11 +89,11 @@ func (t *tenant) count(module int, s *protocol.Stats) model.Traffic {
 
 // Connections implements plane.Reports: those that the module has.
 func (p *Plane) Connections() ([]model.Connection, error) {
-	ctx, cancel := context.WithTimeout(p.ctx, moduleAnswers)
+	ctx, cancel := context.WithTimeout(p.ctx, module.Answers)
 	defer cancel()
 	var out []model.Connection
 	for t, l := range p.reached() {
-		sockets, err := l.socketsOf(ctx, t)
+		sockets, err := l.Sockets(ctx, t.number())
 		if err != nil {
 			return out, fmt.Errorf("list connections of %s: %w", t.Name, err)
 		}

@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/plane/stacks/module"
 	"heddle.dev/heddle/internal/plane/stacks/protocol"
 	"heddle.dev/heddle/internal/trap"
 )
@@ -14,7 +15,7 @@ import (
 // retireIdle ends tenants whose profile says otherwise by now, once nothing is left of theirs at
 // the module. Until then what is TCP goes to the module, so that processes with the container's
 // own stack have none, and another module has to wait.
-func (p *Plane) retireIdle(ctx context.Context, m *module, l *link) {
+func (p *Plane) retireIdle(ctx context.Context, m *module.Module, l *module.Link) {
 	for _, t := range p.tenantsOf(m) {
 		if !t.stays() {
 			p.announce.Lock()
@@ -25,14 +26,13 @@ func (p *Plane) retireIdle(ctx context.Context, m *module, l *link) {
 }
 
 // retireUnused ends a tenant if nothing is left of it at the module. The caller holds announce.
-func (p *Plane) retireUnused(ctx context.Context, l *link, t *tenant) {
+func (p *Plane) retireUnused(ctx context.Context, l *module.Link, t *tenant) {
 	if t.stays() || !t.idle() {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, moduleAnswers)
+	ctx, cancel := context.WithTimeout(ctx, module.Answers)
 	defer cancel()
-	q := protocol.Plain{Head: t.head(protocol.TypeStats, 0)}
-	s, _, err := request[protocol.Plain, protocol.Stats](ctx, l, &q, &q.Head, -1)
+	s, err := l.Stats(ctx, t.number())
 	if errors.Is(err, unix.ENODEV) || err == nil && s.Sockets == 0 && s.Connections == s.TimeWait {
 		p.retire(l, t, &s)
 	}
@@ -85,7 +85,7 @@ func (p *Plane) startCall(t *tenant) (*tenant, error) {
 		case p.ctx.Err() != nil:
 			return nil, trap.ErrAgentEnds
 		case t == nil:
-			return nil, errNoModule
+			return nil, module.ErrNone
 		}
 	}
 	select {
@@ -99,7 +99,7 @@ func (p *Plane) startCall(t *tenant) (*tenant, error) {
 
 // retire ends a tenant unless a call has come meanwhile. If its profile says another module, it is
 // that one's from then on. The caller holds announce.
-func (p *Plane) retire(l *link, t *tenant, s *protocol.Stats) {
+func (p *Plane) retire(l *module.Link, t *tenant, s *protocol.Stats) {
 	t.mu.Lock()
 	unused := t.unused()
 	t.gone = t.gone || unused
@@ -120,17 +120,17 @@ func (p *Plane) retire(l *link, t *tenant, s *protocol.Stats) {
 		p.cfg.Log.Error("an endpoint does not get its TCP back from the stack module", "endpoint", t.Name, "err", err)
 		return
 	}
-	p.cfg.Log.Info("nothing of an endpoint is left at the stack module", "endpoint", t.Name, "module", t.module.name)
+	p.cfg.Log.Info("nothing of an endpoint is left at the stack module", "endpoint", t.Name, "module", t.module.Name)
 }
 
 // giveUp ends what there is of a tenant; l may be nil. The caller holds announce.
-func (p *Plane) giveUp(l *link, t *tenant) error {
+func (p *Plane) giveUp(l *module.Link, t *tenant) error {
 	t.end()
 	if l != nil {
 		m := protocol.Plain{Head: t.head(protocol.TypeTenantGone, 0)}
-		ctx, cancel := context.WithTimeout(p.ctx, moduleAnswers)
+		ctx, cancel := context.WithTimeout(p.ctx, module.Answers)
 		defer cancel()
-		_, _, _ = request[protocol.Plain, protocol.Plain](ctx, l, &m, &m.Head, -1) // or it goes with the next END
+		_, _, _ = module.Request[protocol.Plain, protocol.Plain](ctx, l, &m, &m.Head, -1) // or it goes with the next END
 	}
 	p.cfg.Faults.Clear(FaultModule, t.Name)
 	return p.cfg.StackModules.LeaveStackDevice(t.Endpoint)

@@ -8,7 +8,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"heddle.dev/heddle/internal/plane/stacks/module"
 	"heddle.dev/heddle/internal/plane/stacks/protocol"
+	"heddle.dev/heddle/internal/plane/stacks/socket"
 )
 
 // longestOption bounds what is read of an option's value, in bytes.
@@ -46,12 +48,12 @@ func (c *call) setOption(level, name int, value []byte) error {
 	if level == unix.SOL_TCP && name == unix.TCP_CONGESTION {
 		return c.setCongestion(string(value[:min(len(value), 15)]))
 	}
-	number, err := number(level, name, value)
+	number, err := socket.ParseOption(level, name, value)
 	if err != nil {
 		return err
 	}
-	flag := func(f noteFlags) error {
-		if c.n.State != fresh && f == v6Only {
+	flag := func(f socket.Flags) error {
+		if c.n.State != socket.Fresh && f == socket.V6Only {
 			return unix.EINVAL
 		}
 		if c.n.Flags &^= f; number != 0 {
@@ -62,41 +64,21 @@ func (c *call) setOption(level, name int, value []byte) error {
 	}
 	switch {
 	case level == unix.SOL_SOCKET && name == unix.SO_REUSEPORT:
-		return flag(reusePort)
+		return flag(socket.ReusePort)
 	case level == unix.SOL_IPV6 && name == unix.IPV6_V6ONLY && c.n.Family == unix.AF_INET6:
-		return flag(v6Only)
+		return flag(socket.V6Only)
 	case level == unix.SOL_SOCKET && name == unix.SO_SNDBUF:
-		return setSendBufferTo(c.fd, number)
+		return socket.SetSendBufferTo(c.fd, number)
 	}
-	place, known := optionAt(level, name)
+	place, known := socket.OptionAt(level, name)
 	if !known || level == unix.SOL_IPV6 && c.n.Family != unix.AF_INET6 {
 		return unix.ENOPROTOOPT
 	}
-	told, errno := c.n.set(place, number)
+	told, errno := c.n.SetOption(place, number)
 	if errno != 0 {
 		return errno
 	}
 	return c.applyOptions(told)
-}
-
-// number reads the value of an option that is one.
-func number(level, name int, value []byte) (int32, error) {
-	if level == unix.SOL_SOCKET && name == unix.SO_LINGER {
-		if len(value) < 8 {
-			return 0, unix.EINVAL
-		}
-		if binary.NativeEndian.Uint32(value) == 0 {
-			return -1, nil
-		}
-		return max(0, int32(binary.NativeEndian.Uint32(value[4:]))), nil
-	}
-	if level == unix.SOL_IP && len(value) >= 1 && len(value) < 4 {
-		return int32(value[0]), nil // as the kernel does for options of IP
-	}
-	if len(value) < 4 {
-		return 0, unix.EINVAL
-	}
-	return int32(binary.NativeEndian.Uint32(value)), nil
 }
 
 // setCongestion chooses a congestion control of the module's.
@@ -122,10 +104,10 @@ func cut(name string) (before, after string, found bool) {
 
 // applyOptions has the module do what was noted, if it knows the socket.
 func (c *call) applyOptions(told protocol.Options) error {
-	if told.Mask != 0 && c.n.State != fresh && c.n.State != failed && c.n.State != bound {
-		err := c.ask(func(ctx context.Context, l *link) error {
+	if told.Mask != 0 && c.n.State != socket.Fresh && c.n.State != socket.Failed && c.n.State != socket.Bound {
+		err := c.ask(func(ctx context.Context, l *module.Link) error {
 			m := protocol.Set{Head: c.t.head(protocol.TypeSet, c.n.ID), Options: told}
-			_, _, err := request[protocol.Set, protocol.Plain](ctx, l, &m, &m.Head, -1)
+			_, _, err := module.Request[protocol.Set, protocol.Plain](ctx, l, &m, &m.Head, -1)
 			return err
 		})
 		if err != nil && err != unix.ENOENT { // of a connection that is over it means nothing
@@ -188,16 +170,16 @@ func (c *call) option(level, name int) ([]byte, error) {
 		case unix.SO_DOMAIN:
 			return integer(int32(c.n.Family)), nil
 		case unix.SO_PROTOCOL:
-			if c.n.Flags&mptcp != 0 {
+			if c.n.Flags&socket.MPTCP != 0 {
 				return integer(unix.IPPROTO_MPTCP), nil
 			}
 			return integer(unix.IPPROTO_TCP), nil
 		case unix.SO_ACCEPTCONN:
-			return is(c.n.State == listening)
+			return is(c.n.State == socket.Listening)
 		case unix.SO_REUSEPORT:
-			return is(c.n.Flags&reusePort != 0)
+			return is(c.n.Flags&socket.ReusePort != 0)
 		case unix.SO_LINGER:
-			seconds := c.n.value(lingerOption)
+			seconds := c.n.Option(socket.LingerOption)
 			if seconds < 0 {
 				return append(integer(0), integer(0)...), nil
 			}
@@ -208,7 +190,7 @@ func (c *call) option(level, name int) ([]byte, error) {
 			return nil, unix.EOPNOTSUPP
 		}
 		if name == unix.IPV6_V6ONLY {
-			return is(c.n.Flags&v6Only != 0)
+			return is(c.n.Flags&socket.V6Only != 0)
 		}
 	case unix.SOL_TCP:
 		switch name {
@@ -224,11 +206,11 @@ func (c *call) option(level, name int) ([]byte, error) {
 			return c.congestion(), nil
 		}
 	}
-	place, known := optionAt(level, name)
+	place, known := socket.OptionAt(level, name)
 	if !known {
 		return nil, unix.ENOPROTOOPT
 	}
-	return integer(c.n.value(place)), nil
+	return integer(c.n.Option(place)), nil
 }
 
 func integer(v int32) []byte { return binary.NativeEndian.AppendUint32(nil, uint32(v)) }
@@ -253,9 +235,8 @@ func (c *call) info() (info protocol.Info, err error) {
 	if c.n.ID == 0 {
 		return info, unix.ENOENT
 	}
-	err = c.ask(func(ctx context.Context, l *link) (err error) {
-		m := protocol.Plain{Head: c.t.head(protocol.TypeInfo, c.n.ID)}
-		info, _, err = request[protocol.Plain, protocol.Info](ctx, l, &m, &m.Head, -1)
+	err = c.ask(func(ctx context.Context, l *module.Link) (err error) {
+		info, err = l.Info(ctx, c.t.number(), c.n.ID)
 		return err
 	})
 	return info, err
@@ -278,7 +259,7 @@ func (c *call) tcpInfo() ([]byte, error) {
 	var out [unix.SizeofTCPInfo]byte
 	const closed, listen = 7, 10
 	out[0] = closed
-	if c.n.State == listening {
+	if c.n.State == socket.Listening {
 		out[0] = listen
 	}
 	info, err := c.info()

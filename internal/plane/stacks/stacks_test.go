@@ -2,14 +2,11 @@ package stacks
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -23,7 +20,9 @@ import (
 	"heddle.dev/heddle/internal/plane"
 	"heddle.dev/heddle/internal/plane/planetest"
 	"heddle.dev/heddle/internal/plane/process"
+	"heddle.dev/heddle/internal/plane/stacks/module"
 	"heddle.dev/heddle/internal/plane/stacks/protocol"
+	"heddle.dev/heddle/internal/plane/stacks/socket"
 	"heddle.dev/heddle/internal/stack"
 	"heddle.dev/heddle/internal/testutil"
 	"heddle.dev/heddle/internal/trap"
@@ -31,181 +30,22 @@ import (
 
 func TestDeclares(t *testing.T) { planetest.CheckDeclaration(t, "stacks", Declaration) }
 
-func TestNoteFits(t *testing.T) {
-	if n := binary.Size(note{}); n > plane.NoteBytes {
-		t.Fatalf("a note has %d bytes, more than %d", n, plane.NoteBytes)
-	}
-	n := note{ID: 1, Tenant: 3, Generation: 4, State: connected, Family: unix.AF_INET6, Flags: told, Error: 5, Listener: 6, Congestion: 7,
-		Local: protocol.AddressOf(netip.MustParseAddrPort("10.0.0.1:80")), Set: 1 << 23, Options: [optionCount]int32{23: -9}}
-	if got := parseNote(n.bytes()); got != n {
-		t.Errorf("%+v, want %+v", got, n)
-	}
-}
-
-// TestSockaddr: addresses are read and shown as the kernel's TCP does.
-func TestSockaddr(t *testing.T) {
-	at := netip.MustParseAddrPort("10.0.0.1:80")
-	for _, family := range []uint32{unix.AF_INET, unix.AF_INET6} {
-		n := note{Family: family}
-		shown := n.sockaddr(protocol.AddressOf(at))
-		if got, errno := n.parseSockaddr(shown); errno != 0 || got != at {
-			t.Errorf("family %d: %x is %v, %v", family, shown, got, errno)
-		}
-		if _, errno := n.parseSockaddr(shown[:len(shown)-5]); errno != unix.EINVAL {
-			t.Errorf("family %d, too short: %v", family, errno)
-		}
-		if _, errno := n.parseSockaddr(make([]byte, 2)); errno != unix.EINVAL && errno != unix.EAFNOSUPPORT {
-			t.Errorf("family %d, no address: %v", family, errno)
-		}
-	}
-	n := note{Family: unix.AF_INET}
-	if _, errno := n.parseSockaddr((&note{Family: unix.AF_INET6}).sockaddr(protocol.AddressOf(at))); errno != unix.EAFNOSUPPORT {
-		t.Errorf("IPv6 for a socket of IPv4: %v", errno)
-	}
-}
-
-func FuzzSockaddr(f *testing.F) {
-	n := note{Family: unix.AF_INET6}
-	f.Add(uint32(unix.AF_INET6), n.sockaddr(protocol.AddressOf(netip.MustParseAddrPort("[2001:db8::1]:80"))))
-	f.Fuzz(func(t *testing.T, family uint32, b []byte) {
-		n := note{Family: family}
-		if a, errno := n.parseSockaddr(b); errno == 0 && !a.IsValid() {
-			t.Errorf("%x is %v", b, a)
-		}
-	})
-}
-
-func FuzzOption(f *testing.F) {
-	f.Add(unix.SOL_SOCKET, unix.SO_LINGER, []byte{1, 0, 0, 0, 2, 0, 0, 0})
-	f.Add(unix.SOL_IP, unix.IP_TOS, []byte{4})
-	f.Fuzz(func(t *testing.T, level, name int, b []byte) {
-		v, err := number(level, name, b)
-		if err != nil {
-			return
-		}
-		if place, known := optionAt(level, name); known {
-			var n note
-			if _, errno := n.set(place, v); errno == 0 && n.value(place) != v {
-				t.Errorf("set to %d, is %d", v, n.value(place))
-			}
-		}
-	})
-}
-
 // joined gives a program's end and the other one.
 func joined(t *testing.T) (program, other int) {
 	t.Helper()
-	p, err := makePair()
+	p, err := socket.MakePair()
 	testutil.NoError(t, err)
-	e := ends{-1, -1}
-	defer e.close()
-	other, err = e.join(t.TempDir(), p.program)
+	e := socket.NewEnds()
+	defer e.Close()
+	other, err = e.Join(t.TempDir(), p.Program)
 	testutil.NoError(t, err)
-	return p.program, other
-}
-
-// TestPair: the program's end is not writable once it is filled, and whoever has the other end makes
-// it so; if that is closed then, the program has ECONNRESET.
-func TestPair(t *testing.T) {
-	for _, asked := range []int32{0, 4096, 1 << 30} { // by SO_SNDBUF; 0: nothing
-		t.Run(fmt.Sprint(asked), func(t *testing.T) { testPair(t, asked) })
-	}
-}
-
-func testPair(t *testing.T, asked int32) {
-	program, other := joined(t)
-	if asked > 0 {
-		testutil.NoError(t, setSendBufferTo(program, asked))
-	}
-	fill, err := fillBytes(program)
-	if err != nil || fill < sendBuffer/4 || fill > len(zeroes) {
-		t.Fatalf("%d bytes fill it, %v", fill, err)
-	}
-	if n, err := unix.SendmsgN(program, zeroes[:fill], nil, nil, unix.MSG_DONTWAIT); n != fill || err != nil {
-		t.Fatalf("filled with %d bytes of %d, %v", n, fill, err)
-	}
-	if shows(program) {
-		t.Error("it is writable")
-	}
-	left := make([]byte, fill-1)
-	for len(left) > 0 {
-		n, err := unix.Read(other, left)
-		testutil.NoError(t, err)
-		left = left[n:]
-	}
-	if !shows(program) {
-		t.Error("it is not writable")
-	}
-	closeFD(other)
-	if _, err := unix.Read(program, make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) {
-		t.Errorf("read after the end: %v", err)
-	}
-}
-
-// TestOtherEndIsNobodysElse: a program finds no descriptor in its socket, neither before nor after
-// that is connected. One that it has connected itself, to somebody of its own, is not taken.
-func TestOtherEndIsNobodysElse(t *testing.T) {
-	looks := func(fd int, want unix.Errno) {
-		t.Helper()
-		_, m, _, _, err := unix.Recvmsg(fd, make([]byte, 8), make([]byte, 64), unix.MSG_PEEK|unix.MSG_DONTWAIT)
-		if !errors.Is(err, want) || m > 0 {
-			t.Errorf("looks into its socket: %v, %d bytes of descriptors, want %v", err, m, want)
-		}
-	}
-	p, err := makePair()
-	testutil.NoError(t, err)
-	defer closeFD(p.program)
-	looks(p.program, unix.EINVAL) // not connected
-	program, other := joined(t)
-	looks(program, unix.EAGAIN)
-	closeFD(other)
-
-	own, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	testutil.NoError(t, err)
-	defer closeFD(own)
-	at := &unix.SockaddrUnix{Name: filepath.Join(t.TempDir(), "own")}
-	testutil.NoError(t, errors.Join(unix.Bind(own, at), unix.Listen(own, 1), unix.Connect(p.program, at)))
-	e := ends{-1, -1}
-	defer e.close()
-	if _, err := e.join(t.TempDir(), p.program); !errors.Is(err, errQueue) {
-		t.Errorf("a socket that its program has connected: %v", err)
-	}
-	// Who comes next gets its own end.
-	next, err := makePair()
-	testutil.NoError(t, err)
-	defer closeFD(next.program)
-	other, err = e.join(t.TempDir(), next.program)
-	testutil.NoError(t, err)
-	defer closeFD(other)
-	testutil.NoError(t, unix.Send(next.program, []byte("x"), 0))
-	if n, err := unix.Read(other, make([]byte, 2)); n != 1 || err != nil {
-		t.Errorf("%d bytes, %v", n, err)
-	}
-}
-
-// TestBlockingEnd: who has the other end, too, and makes it block keeps no thread.
-func TestBlockingEnd(t *testing.T) {
-	program, other := joined(t)
-	defer closeFD(other)
-	testutil.NoError(t, unix.SetNonblock(other, false))
-	_, err := unix.Write(program, []byte("bytes"))
-	testutil.NoError(t, err)
-	done := make(chan bool, 1)
-	go func() { done <- ended(other, make([]byte, 4)) }()
-	select {
-	case is := <-done:
-		if is {
-			t.Error("it has ended")
-		}
-	case <-time.After(10 * time.Second):
-		t.Error("who looks whether it has ended is kept")
-	}
+	return p.Program, other
 }
 
 // TestPlaces: a tenant whose calls hold all of its places keeps no other tenant, and the agent's end
 // ends who waits for one.
 func TestPlaces(t *testing.T) {
-	one, another := newTenant(model.Endpoint{ID: 1}, netcfg.EndpointDevice{}, newModules()[stack.Smoltcp]), newTenant(model.Endpoint{ID: 2}, netcfg.EndpointDevice{}, newModules()[stack.Smoltcp])
+	one, another := newTenant(model.Endpoint{ID: 1}, netcfg.EndpointDevice{}, new(module.Module)), newTenant(model.Endpoint{ID: 2}, netcfg.EndpointDevice{}, new(module.Module))
 	p := &Plane{}
 	p.ctx, p.stop = context.WithCancel(t.Context())
 	for i := range one.sockets {
@@ -232,7 +72,7 @@ func TestModuleIsToldAgain(t *testing.T) {
 	testutil.NoError(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	t.Setenv("PATH", dir) // no module is found
-	played, notes := play(t, filepath.Join(dir, programs[stack.Smoltcp].socket), false), &modules{}
+	played, notes := play(t, filepath.Join(dir, socketOf[stack.Smoltcp]), false), &modules{}
 	p, _ := runPlane(t, dir, notes)
 	e := model.Endpoint{ID: 7, Name: "n1/c1", Addrs: []netip.Addr{netip.MustParseAddr("10.244.0.2")}, Created: time.Unix(5, 9)}
 	played.hear(protocol.TypeHello)
@@ -244,12 +84,12 @@ func TestModuleIsToldAgain(t *testing.T) {
 	played.hear(protocol.TypeTenant)
 	program, other := joined(t)
 	tenant := p.tenantOf(e.ID)
-	h := &held{id: 1, note: note{ID: 1, State: listening}}
+	h := &held{id: 1, note: socket.Note{ID: 1, State: socket.Listening}}
 	testutil.NoError(t, p.hold(tenant, h, other))
 
 	played.listener.Close()
-	next := play(t, filepath.Join(dir, programs[stack.Smoltcp].socket), false)
-	if l := p.current(p.modules[stack.Smoltcp]); l == nil {
+	next := play(t, filepath.Join(dir, socketOf[stack.Smoltcp]), false)
+	if l := p.modules[stack.Smoltcp].Current(); l == nil {
 		t.Fatal("no module")
 	} else {
 		l.Close()
@@ -272,7 +112,7 @@ func TestModuleIsToldAgain(t *testing.T) {
 		t.Errorf("%d devices, want one for each module", notes.opened)
 	}
 	notes.mu.Unlock()
-	testutil.EventuallyTrue(t, "the module is there", func() bool { return p.current(p.modules[stack.Smoltcp]) != nil })
+	testutil.EventuallyTrue(t, "the module is there", func() bool { return p.modules[stack.Smoltcp].Current() != nil })
 	closeFD(program)
 	if told := next.hear(protocol.TypeClose); told.ID != 1 {
 		t.Errorf("%+v", told)
@@ -287,7 +127,7 @@ func TestDeviceBusy(t *testing.T) {
 	testutil.NoError(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	t.Setenv("PATH", dir) // no module is found
-	played, notes := play(t, filepath.Join(dir, programs[stack.Smoltcp].socket), false), &modules{busy: 2}
+	played, notes := play(t, filepath.Join(dir, socketOf[stack.Smoltcp]), false), &modules{busy: 2}
 	p, f := runPlane(t, dir, notes)
 	e := model.Endpoint{ID: 7, Name: "n1/c1", Addrs: []netip.Addr{netip.MustParseAddr("10.244.0.2")}, Created: time.Unix(5, 9)}
 	played.hear(protocol.TypeHello)
@@ -331,16 +171,17 @@ func TestOpened(t *testing.T) {
 
 // TestAskedAgain: what a module that ends has not answered, the next one is asked.
 func TestAskedAgain(t *testing.T) {
-	p, m := &Plane{cfg: Config{Faults: &faults{}}}, newModules()[stack.Smoltcp]
+	p := &Plane{cfg: Config{Faults: &faults{}}}
+	m := p.newModule(stack.Smoltcp)
 	p.ctx, p.stop = context.WithCancel(t.Context())
 	defer p.stop()
-	first, second := &link{}, &link{}
-	p.setLink(m, first)
-	var asked []*link
-	err := (&call{p: p, t: &tenant{module: m}}).ask(func(_ context.Context, l *link) error {
+	first, second := &module.Link{}, &module.Link{}
+	m.SetLink(first)
+	var asked []*module.Link
+	err := (&call{p: p, t: &tenant{module: m}}).ask(func(_ context.Context, l *module.Link) error {
 		asked = append(asked, l)
 		if l == first {
-			time.AfterFunc(2*pollOutcome, func() { p.setLink(m, nil); p.setLink(m, second) })
+			time.AfterFunc(2*pollOutcome, func() { m.SetLink(nil); m.SetLink(second) })
 			return process.ErrGone
 		}
 		return nil
@@ -353,7 +194,7 @@ func TestAskedAgain(t *testing.T) {
 // TestRetired: an endpoint whose profile says otherwise is no tenant any more once it has nothing at
 // the module, and what was counted for it stays.
 func TestRetired(t *testing.T) {
-	tn := newTenant(model.Endpoint{ID: 7}, netcfg.EndpointDevice{}, newModules()[stack.Smoltcp])
+	tn := newTenant(model.Endpoint{ID: 7}, netcfg.EndpointDevice{}, new(module.Module))
 	tn.outgoing[1] = &outgoing{done: make(chan struct{})}
 	if tn.idle() {
 		t.Error("idle, with a connect under way")
@@ -368,11 +209,11 @@ func TestRetired(t *testing.T) {
 	}
 	delete(tn.held, 2)
 	p := &Plane{
-		tenants: map[model.EndpointID]*tenant{7: tn}, retired: map[model.EndpointID]model.Traffic{}, cfg: Config{Faults: &faults{}, StackModules: &modules{}, Log: slog.New(slog.DiscardHandler)},
+		tenants: map[model.EndpointID]*tenant{7: tn}, retired: map[model.EndpointID]model.Traffic{}, cfg: Config{Faults: &faults{}, StackModules: &modules{}, Config: module.Config{Log: slog.New(slog.DiscardHandler)}},
 	}
 	p.ctx, p.stop = context.WithCancel(t.Context())
 	defer p.stop()
-	ended := &link{Requests: process.Requests{Conn: process.Conn{UnixConn: new(net.UnixConn)}}}
+	ended := &module.Link{Requests: process.Requests{Conn: process.Conn{UnixConn: new(net.UnixConn)}}}
 	ended.Close()
 	p.retire(ended, tn, &protocol.Stats{Accepted: 3, Connections: 1, TimeWait: 1, BytesSent: 5})
 	if p.tenantOf(7) != nil {
@@ -381,7 +222,7 @@ func TestRetired(t *testing.T) {
 	if got := p.countedOf(7); got.Accepted != 3 || got.Closed != 3 || got.BytesSent != 5 || len(got.Live) != 0 {
 		t.Errorf("counted: %+v", got)
 	}
-	again := newTenant(model.Endpoint{ID: 7}, netcfg.EndpointDevice{}, newModules()[stack.Smoltcp])
+	again := newTenant(model.Endpoint{ID: 7}, netcfg.EndpointDevice{}, new(module.Module))
 	again.counted.last = p.countedOf(7)
 	if got := again.count(9, &protocol.Stats{Accepted: 1, Connections: 1}); got.Accepted != 4 || got.Live[Path] != 1 {
 		t.Errorf("as a tenant again: %+v", got)
@@ -395,8 +236,8 @@ func TestMoved(t *testing.T) {
 	testutil.NoError(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	t.Setenv("PATH", dir)
-	smoltcp := play(t, filepath.Join(dir, programs[stack.Smoltcp].socket), false)
-	netstack := play(t, filepath.Join(dir, programs[stack.Netstack].socket), false)
+	smoltcp := play(t, filepath.Join(dir, socketOf[stack.Smoltcp]), false)
+	netstack := play(t, filepath.Join(dir, socketOf[stack.Netstack]), false)
 	p, f := runPlane(t, dir, &modules{})
 	for _, m := range []*played{smoltcp, netstack} {
 		m.hear(protocol.TypeHello)
@@ -404,11 +245,11 @@ func TestMoved(t *testing.T) {
 		m.hear(protocol.TypeEnd)
 	}
 	has := func(kind stack.Kind) func() bool {
-		return func() bool { return p.tenantOf(7).module.kind == kind }
+		return func() bool { return p.tenantOf(7).module.Kind == kind }
 	}
 	e := model.Endpoint{ID: 7, Name: "n1/c1", Addrs: []netip.Addr{netip.MustParseAddr("10.244.0.2")}, Created: time.Unix(5, 9)}
-	for _, kind := range Kinds {
-		testutil.EventuallyTrue(t, string(kind)+" is there", func() bool { return p.current(p.modules[kind]) != nil })
+	for _, kind := range module.Kinds {
+		testutil.EventuallyTrue(t, string(kind)+" is there", func() bool { return p.modules[kind].Current() != nil })
 	}
 	testutil.NoError(t, p.SetStack(e, stack.Choice{Profile: &stack.Profile{}, Stack: stack.Netstack}))
 	testutil.NoError(t, p.Attach(e, netcfg.EndpointDevice{}))
@@ -430,84 +271,39 @@ func TestMoved(t *testing.T) {
 	testutil.EventuallyTrue(t, "the fault is over", func() bool { return !f.Has(FaultModule + "n1/c1") })
 }
 
-// TestRenewed: a module that runs another build than the one installed is ended, but not while
-// connections live, and not if only the file is another one.
-func TestRenewed(t *testing.T) {
-	dir := t.TempDir()
-	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
-	installed := filepath.Join(dir, programs[stack.Smoltcp].name)
-	cmd := exec.Command("sleep", "600")
-	testutil.NoError(t, cmd.Start())
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
-	t.Cleanup(func() { _ = cmd.Process.Kill() })
-	bytes, err := os.ReadFile(cmd.Path)
-	testutil.NoError(t, err)
-	p, m, b := &Plane{cfg: Config{Self: filepath.Join(dir, "heddled"), Drain: time.Hour, Log: slog.New(slog.DiscardHandler)}}, newModules()[stack.Smoltcp], build{}
-	l := &link{Requests: process.Requests{Conn: process.Conn{PID: cmd.Process.Pid}}}
-	testutil.NoError(t, os.WriteFile(installed, bytes, 0o755))
-	testutil.NoError(t, p.renew(m, l, &b, &protocol.Stats{}))
-	testutil.NoError(t, os.Remove(installed))
-	testutil.NoError(t, os.WriteFile(installed, append(bytes, 0), 0o755))
-	testutil.NoError(t, p.renew(m, l, &b, &protocol.Stats{Connections: 2, TimeWait: 1}))
-	select {
-	case <-ended:
-		t.Fatal("it is ended, with a connection")
-	default:
-	}
-	if m.drains == nil || m.drains.Until == nil || time.Until(*m.drains.Until) < time.Hour/2 {
-		t.Errorf("it drains %+v, want an hour", m.drains)
-	}
-	if err := p.renew(m, l, &b, &protocol.Stats{Connections: 1, TimeWait: 1}); err == nil {
-		t.Error("it stays, without a connection")
-	}
-	select {
-	case <-ended:
-	case <-time.After(testutil.WaitTimeout):
-		t.Error("it has not ended")
-	}
-	// A module that has drained for as long as it may ends with its connections, but for 0.
-	gone, busy := &link{Requests: process.Requests{Conn: process.Conn{PID: 1 << 30}}}, &protocol.Stats{Connections: 2, TimeWait: 1}
-	past := time.Now()
-	m.drains = &api.StackDrain{Until: &past}
-	if err := p.renew(m, gone, &b, busy); err == nil || !strings.Contains(err.Error(), "ended with 1 connections") {
-		t.Errorf("after its time: %v", err)
-	}
-	m.drains = &api.StackDrain{}
-	testutil.NoError(t, p.renew(m, gone, &b, busy))
-	b.same = true
-	if err := p.renew(m, gone, &b, busy); err != nil || m.drains != nil {
-		t.Errorf("with the same build again: %v, drains %+v", err, m.drains)
-	}
-}
-
 // TestServeStack: a node without the program, or whose module knows a setting not, cannot serve.
 func TestServeStack(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("PATH", dir)
 	devices := &modules{}
-	p := &Plane{cfg: Config{Self: filepath.Join(dir, "heddled"), StackModules: devices}, modules: newModules()}
+	p := &Plane{
+		cfg: Config{
+			Config:       module.Config{Programs: module.Programs{StateDir: dir, Self: filepath.Join(dir, "heddled")}, Log: slog.New(slog.DiscardHandler)},
+			StackModules: devices, Faults: &faults{}, StacksChanged: func() {},
+		},
+		modules: map[stack.Kind]*module.Module{}, tenants: map[model.EndpointID]*tenant{},
+	}
 	if err := p.ServeStack(stack.Kernel, stack.Settings{}); !errors.Is(err, plane.ErrOtherStack) {
 		t.Errorf("the kernel's: %v", err)
 	}
 	if err := p.ServeStack(stack.Smoltcp, stack.Settings{}); err == nil {
 		t.Error("served without the program")
 	}
-	testutil.NoError(t, os.WriteFile(filepath.Join(dir, programs[stack.Smoltcp].name), nil, 0o755))
+	testutil.NoError(t, os.WriteFile(filepath.Join(dir, "heddle-stack"), nil, 0o755))
 	testutil.NoError(t, p.ServeStack(stack.Smoltcp, stack.Settings{Congestion: "reno"}))
 	for _, s := range []stack.Settings{{Congestion: "dctcp"}, {MSS: 1000}} {
 		if err := p.ServeStack(stack.Smoltcp, s); err == nil {
 			t.Errorf("%s is served", s)
 		}
 	}
-	testutil.NoError(t, os.WriteFile(filepath.Join(dir, programs[stack.Netstack].name), nil, 0o755))
+	testutil.NoError(t, os.WriteFile(filepath.Join(dir, "heddle-netstack"), nil, 0o755))
 	testutil.NoError(t, p.ServeStack(stack.Netstack, stack.Settings{Congestion: "cubic", Processors: 0.5}))
 	for _, s := range []stack.Settings{{Congestion: "bbr"}, {Congestion: "none"}, {DelayedACK: stack.Duration(40 * time.Millisecond)}, {ECN: true}} {
 		if err := p.ServeStack(stack.Netstack, s); err == nil || !strings.Contains(err.Error(), "netstack") {
 			t.Errorf("%s: %v", s, err)
 		}
 	}
-	p.cfg.OwnModules, p.lacking = dir, map[stack.Kind]bool{}
+	p.cfg.Own, p.lacking = dir, map[stack.Kind]bool{}
 	if err := p.ServeStack(stack.ModuleKind("mine"), stack.Settings{}); err == nil || !strings.Contains(err.Error(), filepath.Join(dir, "mine")) || !p.lacking[stack.ModuleKind("mine")] {
 		t.Errorf("a module of the operator's own that is not there: %v", err)
 	}
@@ -523,15 +319,23 @@ func TestServeStack(t *testing.T) {
 	if err := p.ServeStack(stack.Smoltcp, stack.Settings{}); !errors.Is(err, unix.ENODEV) {
 		t.Errorf("a node without devices for modules: %v", err)
 	}
-	p.modules[stack.Smoltcp].failed = process.ErrEnded
-	if err := p.ServeStack(stack.Smoltcp, stack.Settings{}); !errors.Is(err, process.ErrEnded) {
+	// One that is no program does not run.
+	m := p.newModule(stack.Smoltcp)
+	p.modules[stack.Smoltcp], p.tenants[1] = m, &tenant{module: m}
+	ctx, cancel := context.WithCancel(t.Context())
+	kept := make(chan struct{})
+	go func() { m.Keep(ctx); close(kept) }()
+	testutil.EventuallyTrue(t, "the module is tried for", func() bool { return m.Failure() != nil })
+	if err := p.ServeStack(stack.Smoltcp, stack.Settings{}); !errors.Is(err, m.Failure()) {
 		t.Errorf("a module that does not run: %v", err)
 	}
+	cancel()
+	<-kept
 }
 
 // TestCounted: what one module counted stays counted when it is another's turn, and no count falls.
 func TestCounted(t *testing.T) {
-	tn := newTenant(model.Endpoint{ID: 7}, netcfg.EndpointDevice{}, newModules()[stack.Smoltcp])
+	tn := newTenant(model.Endpoint{ID: 7}, netcfg.EndpointDevice{}, new(module.Module))
 	first := &protocol.Stats{Connected: 3, Accepted: 2, Connections: 4, HalfOpen: 1, TimeWait: 1, BytesSent: 1000, BytesReceived: 10, Retransmits: 1}
 	if got := tn.count(1, first); got.Opened != 3 || got.Accepted != 2 || got.Live[Path] != 2 || got.Closed != 3 || got.BytesSent != 1000 {
 		t.Errorf("the first module: %+v", got)

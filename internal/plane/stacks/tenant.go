@@ -14,7 +14,9 @@ import (
 
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
+	"heddle.dev/heddle/internal/plane/stacks/module"
 	"heddle.dev/heddle/internal/plane/stacks/protocol"
+	"heddle.dev/heddle/internal/plane/stacks/socket"
 	"heddle.dev/heddle/internal/stack"
 )
 
@@ -22,7 +24,7 @@ import (
 type tenant struct {
 	model.Endpoint
 	veth   netcfg.EndpointDevice
-	module *module // that runs its TCP
+	module *module.Module // that runs its TCP
 	// active says that new sockets are the module's.
 	active atomic.Bool
 	// untold says that the module does not know all of the tenant: probe tells it again.
@@ -41,7 +43,7 @@ type tenant struct {
 
 	// joining is held by who uses ends, as above.
 	joining chan struct{}
-	ends    ends
+	ends    *socket.Ends
 
 	// mu guards the rest. It is never held across a request, nor across anything that waits for a
 	// program: who hears the module takes it.
@@ -66,7 +68,7 @@ type held struct {
 	id    uint64
 	other *os.File // the pair's other end; reads of it end when the program has closed its own
 	// note is as of the socket, for a module that has to be told again; guarded by tenant.mu.
-	note note
+	note socket.Note
 	// reuseAddress is what SO_REUSEADDR was at bind() or listen().
 	reuseAddress bool
 	// waiting are callers of accept(), first come first served; guarded by tenant.mu.
@@ -89,8 +91,8 @@ type outgoing struct {
 // maxBlocking is how many calls of a tenant may wait for their program in the kernel at a time.
 const maxBlocking = 16
 
-func newTenant(e model.Endpoint, veth netcfg.EndpointDevice, m *module) *tenant {
-	t := &tenant{Endpoint: e, veth: veth, module: m, begun: make(chan struct{}), held: map[uint64]*held{}, outgoing: map[uint64]*outgoing{}, blocking: make(chan struct{}, maxBlocking), joining: make(chan struct{}, 1), ends: ends{-1, -1}}
+func newTenant(e model.Endpoint, veth netcfg.EndpointDevice, m *module.Module) *tenant {
+	t := &tenant{Endpoint: e, veth: veth, module: m, begun: make(chan struct{}), held: map[uint64]*held{}, outgoing: map[uint64]*outgoing{}, blocking: make(chan struct{}, maxBlocking), joining: make(chan struct{}, 1), ends: socket.NewEnds()}
 	for i := range t.sockets {
 		t.sockets[i] = make(chan struct{}, 1)
 	}
@@ -111,10 +113,10 @@ func (t *tenant) configure(c stack.Choice) bool {
 func (t *tenant) inPlace() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.wanted == t.module.kind {
+	if t.wanted == t.module.Kind {
 		return nil
 	}
-	return fmt.Errorf("%s runs its TCP until its sockets are closed: its profile says %s since then", t.module.kind, t.wanted)
+	return fmt.Errorf("%s runs its TCP until its sockets are closed: its profile says %s since then", t.module.Kind, t.wanted)
 }
 
 // number is the tenant's at the module; generation tells it from earlier endpoints with its id.
@@ -126,7 +128,9 @@ func (t *tenant) head(kind uint32, id uint64) protocol.Head {
 }
 
 // owns reports whether a note is of a socket of this tenant.
-func (t *tenant) owns(n *note) bool { return n.Tenant == t.number() && n.Generation == t.generation() }
+func (t *tenant) owns(n *socket.Note) bool {
+	return n.Tenant == t.number() && n.Generation == t.generation()
+}
 
 // message is TENANT.
 func (t *tenant) message(dev netcfg.StackDevice, caps model.Limits) protocol.Tenant {
@@ -151,13 +155,13 @@ func (t *tenant) message(dev netcfg.StackDevice, caps model.Limits) protocol.Ten
 
 // introduce tells the module of the tenant, which it may know, and gives it a device if it does
 // not.
-func (p *Plane) introduce(ctx context.Context, l *link, t *tenant) error {
+func (p *Plane) introduce(ctx context.Context, l *module.Link, t *tenant) error {
 	dev, err := p.cfg.StackModules.StackDevice(t.Endpoint, t.veth)
 	if err != nil {
 		return err
 	}
 	m := t.message(dev, p.capsOf(t.ID))
-	_, _, err = request[protocol.Tenant, protocol.Plain](ctx, l, &m, &m.Head, -1)
+	_, _, err = module.Request[protocol.Tenant, protocol.Plain](ctx, l, &m, &m.Head, -1)
 	if !errors.Is(err, unix.ENODEV) {
 		return err
 	}
@@ -167,12 +171,12 @@ func (p *Plane) introduce(ctx context.Context, l *link, t *tenant) error {
 	}
 	defer file.Close() // the module has its own
 	m = t.message(made, p.capsOf(t.ID))
-	_, _, err = request[protocol.Tenant, protocol.Plain](ctx, l, &m, &m.Head, int(file.Fd()))
+	_, _, err = module.Request[protocol.Tenant, protocol.Plain](ctx, l, &m, &m.Head, int(file.Fd()))
 	return err
 }
 
 // restore gives the module the bound sockets and listeners of a tenant that it may not know.
-func (p *Plane) restore(ctx context.Context, l *link, t *tenant) error {
+func (p *Plane) restore(ctx context.Context, l *module.Link, t *tenant) error {
 	t.mu.Lock()
 	all := make([]*held, 0, len(t.held))
 	for _, h := range t.held {
@@ -183,9 +187,9 @@ func (p *Plane) restore(ctx context.Context, l *link, t *tenant) error {
 	for _, h := range all {
 		var err error
 		switch t.noteOf(h).State {
-		case listening:
+		case socket.Listening:
 			_, err = p.listenAt(ctx, l, t, h)
-		case bound:
+		case socket.Bound:
 			_, err = p.bindAt(ctx, l, t, h)
 		}
 		if err != nil && !errors.Is(err, unix.EEXIST) {
@@ -197,8 +201,8 @@ func (p *Plane) restore(ctx context.Context, l *link, t *tenant) error {
 
 // closeStrays has the module forget bound sockets and listeners that programs closed while no agent
 // ran. None can be bound meanwhile: calls wait for the module that is being met.
-func (p *Plane) closeStrays(ctx context.Context, l *link, t *tenant) error {
-	all, err := l.socketsOf(ctx, t)
+func (p *Plane) closeStrays(ctx context.Context, l *module.Link, t *tenant) error {
+	all, err := l.Sockets(ctx, t.number())
 	if errors.Is(err, unix.ENODEV) {
 		return nil // it could not be told of the tenant, which is a fault
 	}
@@ -212,8 +216,7 @@ func (p *Plane) closeStrays(ctx context.Context, l *link, t *tenant) error {
 		if known || s.Kind == protocol.KindConnection {
 			continue
 		}
-		m := protocol.Close{Head: t.head(protocol.TypeClose, s.Head.ID)}
-		if _, _, err := request[protocol.Close, protocol.Plain](ctx, l, &m, &m.Head, -1); err != nil && !errors.Is(err, unix.ENOENT) {
+		if err := l.CloseSocket(ctx, t.number(), s.Head.ID, 0); err != nil && !errors.Is(err, unix.ENOENT) {
 			return err
 		}
 	}
@@ -221,27 +224,27 @@ func (p *Plane) closeStrays(ctx context.Context, l *link, t *tenant) error {
 }
 
 // noteOf gives a copy of what is noted of a held socket.
-func (t *tenant) noteOf(h *held) note {
+func (t *tenant) noteOf(h *held) socket.Note {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return h.note
 }
 
 // bindAt has the module keep an address.
-func (p *Plane) bindAt(ctx context.Context, l *link, t *tenant, h *held) (protocol.Named, error) {
+func (p *Plane) bindAt(ctx context.Context, l *module.Link, t *tenant, h *held) (protocol.Named, error) {
 	n := t.noteOf(h)
-	m := protocol.Bind{Head: t.head(protocol.TypeBind, h.id), Address: n.Local, Flags: n.bindFlags(h.reuseAddress)}
-	named, _, err := request[protocol.Bind, protocol.Named](ctx, l, &m, &m.Head, -1)
+	m := protocol.Bind{Head: t.head(protocol.TypeBind, h.id), Address: n.Local, Flags: n.BindFlags(h.reuseAddress)}
+	named, _, err := module.Request[protocol.Bind, protocol.Named](ctx, l, &m, &m.Head, -1)
 	return named, err
 }
 
 // listenAt has the module listen.
-func (p *Plane) listenAt(ctx context.Context, l *link, t *tenant, h *held) (protocol.Named, error) {
+func (p *Plane) listenAt(ctx context.Context, l *module.Link, t *tenant, h *held) (protocol.Named, error) {
 	n := t.noteOf(h)
 	m := protocol.Listen{
-		Head: t.head(protocol.TypeListen, h.id), Address: n.Local, Flags: n.bindFlags(h.reuseAddress), Backlog: n.Backlog, Options: n.told(),
+		Head: t.head(protocol.TypeListen, h.id), Address: n.Local, Flags: n.BindFlags(h.reuseAddress), Backlog: n.Backlog, Options: n.Told(),
 	}
-	named, _, err := request[protocol.Listen, protocol.Named](ctx, l, &m, &m.Head, -1)
+	named, _, err := module.Request[protocol.Listen, protocol.Named](ctx, l, &m, &m.Head, -1)
 	return named, err
 }
 
@@ -273,19 +276,9 @@ func (p *Plane) watch(t *tenant, h *held) {
 	if raw, err := h.other.SyscallConn(); err == nil {
 		buf := make([]byte, 512)
 		// Without waiting, whatever the file's flags are.
-		_ = raw.Read(func(fd uintptr) bool { return ended(int(fd), buf) })
+		_ = raw.Read(func(fd uintptr) bool { return socket.Ended(int(fd), buf) })
 	}
 	p.closeHeld(t, h)
-}
-
-// ended drops what a program wrote to a listener, and reports whether it has closed its end.
-func ended(fd int, buf []byte) bool {
-	for {
-		n, _, err := unix.Recvfrom(fd, buf, unix.MSG_DONTWAIT)
-		if err != unix.EINTR && (n <= 0 || err != nil) {
-			return err != unix.EAGAIN
-		}
-	}
 }
 
 // closeHeld gives up a held socket that its program has closed, and has the module forget it.
@@ -296,7 +289,7 @@ func (p *Plane) closeHeld(t *tenant, h *held) {
 		return
 	}
 	p.unkeep(t, h)
-	if t.noteOf(h).State == fresh {
+	if t.noteOf(h).State == socket.Fresh {
 		return
 	}
 	p.forget(t, h.id)
@@ -304,11 +297,10 @@ func (p *Plane) closeHeld(t *tenant, h *held) {
 
 // forget has the module close what it has by that id.
 func (p *Plane) forget(t *tenant, id uint64) {
-	m := protocol.Close{Head: t.head(protocol.TypeClose, id)}
-	ctx, cancel := context.WithTimeout(p.ctx, moduleAnswers)
+	ctx, cancel := context.WithTimeout(p.ctx, module.Answers)
 	defer cancel()
-	if l := p.current(t.module); l != nil {
-		_, _, _ = request[protocol.Close, protocol.Plain](ctx, l, &m, &m.Head, -1) // it has ended, or knows no such socket
+	if l := t.module.Current(); l != nil {
+		_ = l.CloseSocket(ctx, t.number(), id, 0) // it has ended, or knows no such socket
 	}
 }
 
@@ -336,15 +328,8 @@ func (h *held) hungUp() (is bool) {
 	if err != nil {
 		return false // it is closed
 	}
-	_ = raw.Control(func(fd uintptr) { is = hungUp(int(fd)) })
+	_ = raw.Control(func(fd uintptr) { is = socket.HungUp(int(fd)) })
 	return is
-}
-
-// hungUp reports whether both directions of a pair's end are shut down.
-func hungUp(fd int) bool {
-	fds := []unix.PollFd{{Fd: int32(fd)}}
-	n, err := unix.Poll(fds, 0)
-	return err == nil && n == 1 && fds[0].Revents&unix.POLLHUP != 0
 }
 
 // drop gives up a held socket; false: somebody else has, or has taken it over.
@@ -403,7 +388,7 @@ func (t *tenant) end() {
 func (t *tenant) leaveEnds() {
 	go func() { // a program may hold up who does, for ever
 		t.joining <- struct{}{}
-		t.ends.close()
+		t.ends.Close()
 	}()
 }
 

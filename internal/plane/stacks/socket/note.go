@@ -1,4 +1,9 @@
-package stacks
+// Package socket is the program's end of a socket whose TCP a stack module runs: the pair of
+// AF_UNIX sockets that it is one of, and what the kernel keeps noted with it, socket options among
+// it. It knows neither modules nor tenants, and has no state of its own but pairs that are made
+// ahead of need, by the goroutine that runs Pairs. Calls of one socket are serialised by its
+// callers.
+package socket
 
 import (
 	"encoding/binary"
@@ -10,39 +15,41 @@ import (
 	"heddle.dev/heddle/internal/plane/stacks/protocol"
 )
 
-// state is what a program has done with a socket.
-type state uint32
+// State is what a program has done with a socket.
+type State uint32
 
+// The states of a socket, in the order of its life.
 const (
-	fresh      state = 1 // the module does not know it; ID 0: it is not an end of a pair yet
-	bound      state = 2 // the module keeps its address for it
-	listening  state = 3 // what comes out of it are connections
-	connecting state = 4 // the module was asked to connect it
-	connected  state = 5 // or was, until either side ended it
-	failed     state = 6 // it was not connected, and can be used no more
+	Fresh      State = 1 // the module does not know it; ID 0: it is not an end of a pair yet
+	Bound      State = 2 // the module keeps its address for it
+	Listening  State = 3 // what comes out of it are connections
+	Connecting State = 4 // the module was asked to connect it
+	Connected  State = 5 // or was, until either side ended it
+	Failed     State = 6 // it was not connected, and can be used no more
 )
 
-// noteFlags are what a program asked for, and what it was told.
-type noteFlags uint32
+// Flags are what a program asked for, and what it was told.
+type Flags uint32
 
+// SO_REUSEPORT, IPV6_V6ONLY and IPPROTO_MPTCP as a program asked for them.
 const (
-	reusePort noteFlags = 1 << iota
-	v6Only
-	mptcp
-	// told says that connect() has told the program that it is connected.
-	told
+	ReusePort Flags = 1 << iota
+	V6Only
+	MPTCP
+	// Told says that connect() has told the program that it is connected.
+	Told
 )
 
-// note is what the agent knows of the program's end of a pair. The kernel keeps it with the socket,
+// Note is what the agent knows of the program's end of a pair. The kernel keeps it with the socket,
 // for agents of this build and later ones: members are only ever added at the end, and zero must
 // mean what it meant before.
-type note struct {
+type Note struct {
 	ID                 uint64 // at the module; 0: none
 	_                  uint64
 	Tenant, Generation uint64
-	State              state
+	State              State
 	Family             uint32
-	Flags              noteFlags
+	Flags              Flags
 	// Error is an errno that SO_ERROR has yet to tell, or 0.
 	Error         int32
 	Local, Remote protocol.Address
@@ -60,22 +67,24 @@ type note struct {
 	Exec   uint32
 }
 
-func (n *note) bytes() (out [plane.NoteBytes]byte) {
+// Bytes gives the form in which the kernel keeps it.
+func (n *Note) Bytes() (out [plane.NoteBytes]byte) {
 	if _, err := binary.Encode(out[:], binary.NativeEndian, n); err != nil {
 		panic(err) // too long for NoteBytes, which TestNoteFits finds
 	}
 	return out
 }
 
-func parseNote(b [plane.NoteBytes]byte) (n note) {
+// ParseNote reads what Bytes gave, of this build or of another.
+func ParseNote(b [plane.NoteBytes]byte) (n Note) {
 	if _, err := binary.Decode(b[:], binary.NativeEndian, &n); err != nil {
 		panic(err) // as above
 	}
 	return n
 }
 
-// sockaddr gives an address as a program of the note's family has it.
-func (n *note) sockaddr(a protocol.Address) []byte {
+// Sockaddr gives an address as a program of the note's family has it.
+func (n *Note) Sockaddr(a protocol.Address) []byte {
 	addr := a.AddrPort()
 	if n.Family == unix.AF_INET6 {
 		b := make([]byte, unix.SizeofSockaddrInet6)
@@ -94,9 +103,9 @@ func (n *note) sockaddr(a protocol.Address) []byte {
 	return b
 }
 
-// parseSockaddr reads an address that a program gave, as bind() and connect() of the kernel's TCP
+// ParseSockaddr reads an address that a program gave, as bind() and connect() of the kernel's TCP
 // do.
-func (n *note) parseSockaddr(b []byte) (netip.AddrPort, unix.Errno) {
+func (n *Note) ParseSockaddr(b []byte) (netip.AddrPort, unix.Errno) {
 	if len(b) < 2 {
 		return netip.AddrPort{}, unix.EINVAL
 	}
@@ -123,8 +132,8 @@ func (n *note) parseSockaddr(b []byte) (netip.AddrPort, unix.Errno) {
 // sizeofSockaddrInet6Old is without sin6_scope_id (RFC 2133), which the kernel takes, too.
 const sizeofSockaddrInet6Old = 24
 
-// unspecified is where a socket is that was not bound.
-func (n *note) unspecified() netip.AddrPort {
+// Unspecified is where a socket is that was not bound.
+func (n *Note) Unspecified() netip.AddrPort {
 	if n.Family == unix.AF_INET6 {
 		return netip.AddrPortFrom(netip.IPv6Unspecified(), 0)
 	}

@@ -1,6 +1,8 @@
-package stacks
+package socket
 
 import (
+	"encoding/binary"
+
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/plane/stacks/protocol"
@@ -26,12 +28,8 @@ const (
 	tcpFastOpenConnect  = 30
 )
 
-// keepaliveOption is where SO_KEEPALIVE is in options, lingerOption where SO_LINGER is: its
-// seconds, or less than 0.
-const (
-	keepaliveOption = 0
-	lingerOption    = 1
-)
+// LingerOption is the place of SO_LINGER: its seconds, or less than 0.
+const LingerOption = 1
 
 // options are those that notes keep. The order must not change: agents of other builds have written
 // notes. An option that ends stays as a place.
@@ -91,8 +89,8 @@ func truth(v int32) uint32 {
 	return 0
 }
 
-// optionAt finds an option's place.
-func optionAt(level, name int) (place int, ok bool) {
+// OptionAt finds an option's place, by which notes know it.
+func OptionAt(level, name int) (place int, ok bool) {
 	for i, o := range options {
 		if o.level == level && o.name == name {
 			return i, true
@@ -101,8 +99,8 @@ func optionAt(level, name int) (place int, ok bool) {
 	return 0, false
 }
 
-// set notes what a program set, and says what the module is to be told of it.
-func (n *note) set(place int, value int32) (told protocol.Options, errno unix.Errno) {
+// SetOption notes what a program set, and says what the module is to be told of it.
+func (n *Note) SetOption(place int, value int32) (told protocol.Options, errno unix.Errno) {
 	o := options[place]
 	noHops := o.level == unix.SOL_IP && o.name == unix.IP_TTL && value == 0
 	if value < o.least || value > o.most || noHops {
@@ -116,16 +114,16 @@ func (n *note) set(place int, value int32) (told protocol.Options, errno unix.Er
 	return told, 0
 }
 
-// value gives what an option is set to.
-func (n *note) value(place int) int32 {
+// Option gives what an option is set to.
+func (n *Note) Option(place int) int32 {
 	if n.Set&(1<<place) == 0 {
 		return options[place].unset
 	}
 	return n.Options[place]
 }
 
-// told gives all that the module is to be told of what the program set.
-func (n *note) told() (all protocol.Options) {
+// Told gives all that the module is to be told of what the program set.
+func (n *Note) Told() (all protocol.Options) {
 	for i, o := range options {
 		if n.Set&(1<<i) != 0 && o.module != nil {
 			o.module(&all, n.Options[i])
@@ -137,16 +135,36 @@ func (n *note) told() (all protocol.Options) {
 	return all
 }
 
-// bindFlags are those of BIND and LISTEN; reuseAddress is what the kernel keeps of the pair.
-func (n *note) bindFlags(reuseAddress bool) (flags uint32) {
+// BindFlags are those of BIND and LISTEN; reuseAddress is what the kernel keeps of the pair.
+func (n *Note) BindFlags(reuseAddress bool) (flags uint32) {
 	if reuseAddress {
 		flags |= protocol.ReuseAddress
 	}
-	if n.Flags&reusePort != 0 {
+	if n.Flags&ReusePort != 0 {
 		flags |= protocol.ReusePort
 	}
-	if n.Flags&v6Only != 0 {
+	if n.Flags&V6Only != 0 {
 		flags |= protocol.V6Only
 	}
 	return flags
+}
+
+// ParseOption reads the value of an option that is one.
+func ParseOption(level, name int, value []byte) (int32, error) {
+	if level == unix.SOL_SOCKET && name == unix.SO_LINGER {
+		if len(value) < 8 {
+			return 0, unix.EINVAL
+		}
+		if binary.NativeEndian.Uint32(value) == 0 {
+			return -1, nil
+		}
+		return max(0, int32(binary.NativeEndian.Uint32(value[4:]))), nil
+	}
+	if level == unix.SOL_IP && len(value) >= 1 && len(value) < 4 {
+		return int32(value[0]), nil // as the kernel does for options of IP
+	}
+	if len(value) < 4 {
+		return 0, unix.EINVAL
+	}
+	return int32(binary.NativeEndian.Uint32(value)), nil
 }

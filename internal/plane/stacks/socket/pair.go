@@ -1,4 +1,4 @@
-package stacks
+package socket
 
 import (
 	"context"
@@ -7,16 +7,15 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"heddle.dev/heddle/internal/plane/stacks/protocol"
 	"heddle.dev/heddle/internal/trap/task"
 )
 
-// pair is what a program gets of socket(): a stream socket of AF_UNIX that is connected to nothing.
-// It becomes the program's end of a pair when a call needs the other one (ends.join), which no
+// Pair is what a program gets of socket(): a stream socket of AF_UNIX that is connected to nothing.
+// It becomes the program's end of a pair when a call needs the other one (Ends.Join), which no
 // program ever has: who has it could hold up whoever reads it.
-type pair struct {
-	program int
-	inode   uint64 // of program
+type Pair struct {
+	Program int    // the descriptor
+	Inode   uint64 // of Program
 }
 
 const (
@@ -31,21 +30,36 @@ const (
 	mostSendBuffer = 2 << 20
 )
 
-// fillBytes is how much unread data keeps a program's end from being writable. A page of them is
-// charged as a page, so that this many are charged more than a quarter of the send buffer.
-func fillBytes(program int) (int, error) {
-	buffer, err := unix.GetsockoptInt(program, unix.SOL_SOCKET, unix.SO_SNDBUF)
-	return buffer/4 + 4096, err
+var zeroes [mostSendBuffer/4 + 4096]byte
+
+// Fill writes a byte into the program's end, or, of all, as many as keep it from being writable. A
+// page of unread data is charged as a page, so that this many are charged more than a quarter of
+// the send buffer.
+func Fill(program int, all bool) (n int, err error) {
+	n = 1
+	if all {
+		buffer, err := unix.GetsockoptInt(program, unix.SOL_SOCKET, unix.SO_SNDBUF)
+		if err != nil {
+			return 0, err
+		}
+		n = min(buffer/4+4096, len(zeroes))
+	}
+	n, err = unix.SendmsgN(program, zeroes[:n], nil, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+	if err != nil || n == 0 {
+		return 0, ErrQueue
+	}
+	return n, nil
 }
 
-// pairs makes programs' ends ahead of need, in a network namespace of their own: a name that a
+// Pairs makes programs' ends ahead of need, in a network namespace of their own: a name that a
 // program gives its end by a call that is not trapped is nobody's there.
-type pairs struct{ ready chan pair }
+type Pairs struct{ Ready chan Pair }
 
-func newPairs() *pairs { return &pairs{make(chan pair, readyPairs)} }
+// NewPairs gives a maker of pairs, which makes none until it runs.
+func NewPairs() *Pairs { return &Pairs{make(chan Pair, readyPairs)} }
 
-// run makes them until ctx ends.
-func (p *pairs) run(ctx context.Context) error {
+// Run makes them until ctx ends.
+func (p *Pairs) Run(ctx context.Context) error {
 	done := make(chan error, 1)
 	task.OnThread(func() {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
@@ -53,15 +67,15 @@ func (p *pairs) run(ctx context.Context) error {
 			return
 		}
 		for {
-			made, err := makePair()
+			made, err := MakePair()
 			if err != nil {
 				done <- err
 				return
 			}
 			select {
-			case p.ready <- made:
+			case p.Ready <- made:
 			case <-ctx.Done():
-				closeFD(made.program)
+				closeFD(made.Program)
 				done <- nil
 				return
 			}
@@ -70,15 +84,16 @@ func (p *pairs) run(ctx context.Context) error {
 	err := <-done
 	for {
 		select {
-		case made := <-p.ready:
-			closeFD(made.program)
+		case made := <-p.Ready:
+			closeFD(made.Program)
 		default:
 			return err
 		}
 	}
 }
 
-func makePair() (p pair, err error) {
+// MakePair makes one in the network namespace of the calling thread.
+func MakePair() (p Pair, err error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return p, fmt.Errorf("make a socket: %w", err)
@@ -91,7 +106,7 @@ func makePair() (p pair, err error) {
 		closeFD(fd)
 		return p, err
 	}
-	return pair{fd, st.Ino}, nil
+	return Pair{fd, st.Ino}, nil
 }
 
 func setSendBuffer(fd int) error {
@@ -101,19 +116,19 @@ func setSendBuffer(fd int) error {
 	return nil
 }
 
-// setSendBufferTo gives a program what it asks for by SO_SNDBUF, within the node's wmem_max, but
+// SetSendBufferTo gives a program what it asks for by SO_SNDBUF, within the node's wmem_max, but
 // never less than sendBuffer.
-func setSendBufferTo(fd int, value int32) error {
+func SetSendBufferTo(fd int, value int32) error {
 	value = max(sendBuffer/2, min(value, mostSendBuffer/2))
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, int(value)); err != nil {
 		return err
 	}
-	return leastSendBuffer(fd)
+	return LeastSendBuffer(fd)
 }
 
-// leastSendBuffer gives a program's end what it needs: one that a module made, or with a small
+// LeastSendBuffer gives a program's end what it needs: one that a module made, or with a small
 // wmem_max.
-func leastSendBuffer(fd int) error {
+func LeastSendBuffer(fd int) error {
 	got, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF)
 	if err != nil || got >= sendBuffer {
 		return err
@@ -121,16 +136,19 @@ func leastSendBuffer(fd int) error {
 	return setSendBuffer(fd)
 }
 
-// ends makes the other ends of a tenant's sockets: a listener to which the agent connects programs'
+// Ends makes the other ends of a tenant's sockets: a listener to which the agent connects programs'
 // sockets. Each tenant has one, because connect() waits for a bind() of the same socket, which its
 // program may make wait for ever (a name on a file system of its own).
-type ends struct {
+type Ends struct {
 	listener, path int // path is the listener's file, which has no name any more; -1: not made yet
 }
 
-// join connects a program's socket, and gives the other end. One at a time: what is accepted is the
+// NewEnds gives the maker of other ends, which listens from the first one on.
+func NewEnds() *Ends { return &Ends{-1, -1} }
+
+// Join connects a program's socket, and gives the other end. One at a time: what is accepted is the
 // one that was connected.
-func (e *ends) join(stateDir string, program int) (other int, err error) {
+func (e *Ends) Join(stateDir string, program int) (other int, err error) {
 	if e.listener < 0 {
 		if err := e.open(stateDir); err != nil {
 			return -1, fmt.Errorf("listen for programs' sockets: %w", err)
@@ -139,11 +157,11 @@ func (e *ends) join(stateDir string, program int) (other int, err error) {
 	// By the file: an address of the socket's network namespace would have to be made in that one.
 	err = unix.Connect(program, &unix.SockaddrUnix{Name: fmt.Sprintf("/proc/self/fd/%d", e.path)})
 	if err != nil {
-		return -1, fmt.Errorf("%w: %w", errQueue, err)
+		return -1, fmt.Errorf("%w: %w", ErrQueue, err)
 	}
 	other, _, err = unix.Accept4(e.listener, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
 	if err != nil {
-		e.close() // and with it what was connected
+		e.Close() // and with it what was connected
 		return -1, fmt.Errorf("accept a program's socket: %w", err)
 	}
 	if err := setSendBuffer(other); err != nil {
@@ -154,7 +172,7 @@ func (e *ends) join(stateDir string, program int) (other int, err error) {
 }
 
 // open makes the listener. Its path says nothing: getpeername() shows it to programs.
-func (e *ends) open(stateDir string) error {
+func (e *Ends) open(stateDir string) error {
 	dir, err := unix.Open(stateDir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
@@ -175,12 +193,13 @@ func (e *ends) open(stateDir string) error {
 		err = unix.Listen(fd, 1)
 	}
 	if err != nil {
-		e.close()
+		e.Close()
 	}
 	return err
 }
 
-func (e *ends) close() {
+// Close ends it; it may be used again.
+func (e *Ends) Close() {
 	for _, fd := range []*int{&e.listener, &e.path} {
 		if *fd >= 0 {
 			closeFD(*fd)
@@ -189,9 +208,9 @@ func (e *ends) close() {
 	}
 }
 
-// park puts a file into the queue of the end that is the peer of fd, where it lives as long as
+// Park puts a file into the queue of the end that is the peer of fd, where it lives as long as
 // that.
-func park(fd, file int) error {
+func Park(fd, file int) error {
 	err := unix.Sendmsg(fd, []byte{0}, unix.UnixRights(file), nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 	if err != nil {
 		return fmt.Errorf("put a file into the program's end: %w", err)
@@ -199,11 +218,12 @@ func park(fd, file int) error {
 	return nil
 }
 
-var errQueue = errors.New("the socket is not as the agent made it")
+// ErrQueue says that a program has done something with its end that only the agent may.
+var ErrQueue = errors.New("the socket is not as the agent made it")
 
-// unpark takes the next connection out of the queue of a listener's program, for which it may have
-// to wait: mayBlock. The errno is EAGAIN if there is none. Only the agent writes there.
-func unpark(program int) (file int, err error) {
+// Unpark takes the next connection out of the queue of a listener's program, for which it may have
+// to wait. The errno is EAGAIN if there is none. Only the agent writes there.
+func Unpark(program int) (file int, err error) {
 	var one [1]byte
 	rights := make([]byte, unix.CmsgSpace(4))
 	n, m, _, _, err := unix.Recvmsg(program, one[:], rights, unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
@@ -215,74 +235,47 @@ func unpark(program int) (file int, err error) {
 	}
 	messages, err := unix.ParseSocketControlMessage(rights[:m])
 	if err != nil || len(messages) == 0 {
-		return -1, errQueue
+		return -1, ErrQueue
 	}
 	fds, err := unix.ParseUnixRights(&messages[0])
 	if err != nil || len(fds) == 0 {
-		return -1, errQueue
+		return -1, ErrQueue
 	}
 	return fds[0], nil
 }
 
-// takeOther gives the other end of a socket: the one that the plane holds, or a new one.
-func (c *call) takeOther() (other int, err error) {
-	if c.n.ID != 0 {
-		return c.takeHeld()
-	}
-	if err := c.acquire(c.t.joining); err != nil {
-		return -1, err
-	}
-	defer func() { <-c.t.joining }()
-	err = c.mayBlock(func() error { other, err = c.t.ends.join(c.p.cfg.StateDir, c.fd); return err })
-	return other, err
-}
-
-// maxSpare is how many sockets of a tenant may have an other end without being bound.
-const maxSpare = 1024
-
-// giveBack keeps the other end of a socket that the module does not know any more, or not yet: it
-// can be used once more. What is noted of the socket says so; the caller writes that.
-func (c *call) giveBack(other int) {
-	if c.n.Local != (protocol.Address{}) { // it was bound, and the module may have kept that
-		c.p.forget(c.t, c.n.ID)
-	}
-	c.n.State, c.n.Local, c.n.Remote = fresh, protocol.Address{}, protocol.Address{}
-	c.n.ID = c.p.ids.Add(1)
-	err := errSpare
-	if drain(other); c.t.spares() < maxSpare {
-		err = c.p.hold(c.t, &held{id: c.n.ID, note: c.n}, other)
-	} else {
-		closeFD(other)
-	}
-	if err != nil {
-		c.p.why.spare.Add()
-		c.n.State = failed
-		c.p.cfg.Log.Warn("a socket cannot be used any more", "endpoint", c.t.Name, "err", err)
-	}
-}
-
-var errSpare = errors.New("too many sockets that failed to bind or connect are open")
-
-// spares counts them.
-func (t *tenant) spares() (n int) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for _, h := range t.held {
-		if h.note.State == fresh {
-			n++
-		}
-	}
-	return n
-}
-
-// drain drops what a program wrote to a socket that was not connected, but not what it goes on
+// Drain drops what a program wrote to a socket that was not connected, but not what it goes on
 // writing meanwhile.
-func drain(fd int) {
+func Drain(fd int) {
 	buf := make([]byte, 64<<10)
 	for range 2 * sendBuffer / len(buf) {
 		n, _, err := unix.Recvfrom(fd, buf, unix.MSG_DONTWAIT)
 		if n <= 0 || err != nil {
 			return
+		}
+	}
+}
+
+// Writable reports whether a socket that is being connected shows that this is over.
+func Writable(fd int) bool {
+	fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
+	n, err := unix.Poll(fds, 0)
+	return err == nil && n > 0
+}
+
+// HungUp reports whether both directions of a pair's end are shut down.
+func HungUp(fd int) bool {
+	fds := []unix.PollFd{{Fd: int32(fd)}}
+	n, err := unix.Poll(fds, 0)
+	return err == nil && n == 1 && fds[0].Revents&unix.POLLHUP != 0
+}
+
+// Ended drops what a program wrote to a listener, and reports whether it has closed its end.
+func Ended(fd int, buf []byte) bool {
+	for {
+		n, _, err := unix.Recvfrom(fd, buf, unix.MSG_DONTWAIT)
+		if err != unix.EINTR && (n <= 0 || err != nil) {
+			return err != unix.EAGAIN
 		}
 	}
 }

@@ -503,11 +503,10 @@ check: check-packages need-cargo check-bpf
 	cd rust && RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --quiet
 	$(GO) test . -count=1 -run '^TestCrates$$'
 	$(GO) generate ./internal/plane/tcp/datapath ./internal/bench/baseline
-	rust/verbs-protocol/generate.sh
-	GO=$(GO) clib/stack/generate.sh
+	GO=$(GO) clib/generate.sh
 	@git diff --exit-code -- internal/plane/tcp/datapath/'*_bpfel.*' internal/bench/baseline/'*_bpfel.*' \
-		rust/verbs-protocol/src/abi.rs rust/heddle-stack/src/abi.rs rust/heddle-stack/src/queues/abi.rs internal/plane/stacks/protocol/abi.go \
-		internal/plane/queues/protocol/abi.go || \
+		rust/verbs-protocol/src/abi.rs rust/verbs-protocol/src/agent_abi.rs rust/heddle-stack/src/abi.rs rust/heddle-stack/src/queues/abi.rs internal/plane/stacks/protocol/abi.go \
+		internal/plane/queues/protocol/abi.go internal/plane/verbs/protocol/abi.go || \
 		{ echo "generated files were out of date; they are not now: commit them"; exit 1; }
 
 # The order of includes in bpf/ means nothing: each file is compiled by itself, and the object with its files in reverse order.
@@ -521,8 +520,7 @@ check-bpf: check-packages
 
 generate: check-packages
 	$(GO) generate ./internal/plane/tcp/datapath ./internal/bench/baseline
-	rust/verbs-protocol/generate.sh
-	GO=$(GO) clib/stack/generate.sh
+	GO=$(GO) clib/generate.sh
 
 clean:
 	-@[ -x $(BIN)/heddle ] && [ "$$(id -u)" = 0 ] && for l in /run/heddle/lab/*/; do [ -d "$$l" ] && $(BIN)/heddle lab down --lab $$(basename $$l); done

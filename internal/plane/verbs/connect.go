@@ -26,7 +26,7 @@ const acceptPause = 10 * time.Millisecond
 // connect answers a CONNECT: with a socket that is connected as a program of the endpoint would be,
 // or why there is none.
 func (p *Plane) connect(ctx context.Context, l *link, asked heard) {
-	id, known := p.numbered(l, asked.endpoint)
+	id, known := p.numbered(l, asked.Endpoint)
 	var file *os.File
 	err := error(unix.ENETDOWN) // the endpoint is gone
 	if known {
@@ -40,9 +40,9 @@ func (p *Plane) connect(ctx context.Context, l *link, asked heard) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err == nil {
-		p.tellCard(l, asked.endpoint, asked.to)
+		p.tellCard(l, asked.Endpoint, asked.to)
 	}
-	p.send(l, connectedMessage(asked, errnoOf(err)), file)
+	p.send(l, connectedMessage(asked.Head, errnoOf(err)), file)
 }
 
 // errnoOf gives what connect() would have said.

@@ -65,7 +65,7 @@ type member struct {
 
 // hearGroups hears what groups an endpoint of a router is in.
 func (p *Plane) hearGroups(l *link, m heard) {
-	id, known := p.numbered(l, m.endpoint)
+	id, known := p.numbered(l, m.Endpoint)
 	if !known {
 		return
 	}

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/plane/layout"
+	"heddle.dev/heddle/internal/plane/verbs/protocol"
 )
 
 var (
@@ -43,8 +45,7 @@ func (r *records) has(id model.EndpointID, groups ...netip.Addr) bool {
 
 // routerGroups is a router's GROUPS of an endpoint.
 func routerGroups(number uint64, groups ...netip.Addr) []byte {
-	b := groupsMessage([2]netip.Addr{}, groups)
-	return append(head{kind: typeGroups, endpoint: number}.append(nil), b[headLen:]...)
+	return appendAddrs(layout.Append(nil, &protocol.Groups{Head: protocol.Head{Type: protocol.TypeGroups, Endpoint: number}}), groups)
 }
 
 // TestGroupsGoIntoRecords: what a router says of its endpoints is noted, also when the store was
@@ -56,9 +57,9 @@ func TestGroupsGoIntoRecords(t *testing.T) {
 	r := n.startRouter()
 	n.plane = n.open(wanted)
 	r.meet()
-	r.hear(typeBegin)
-	r.hear(typeEndpoint)
-	r.hear(typeEnd)
+	r.hear(protocol.TypeBegin)
+	r.hear(protocol.TypeEndpoint)
+	r.hear(protocol.TypeEnd)
 	r.say(routerGroups(4, group1))
 	r.say(routerGroups(5_000_000_009, group2, group1))
 	n.eventually("the groups", func() bool { return noted.has(wanted.ID, group1, group2) })
@@ -119,17 +120,17 @@ func TestRoutersHearOfMembers(t *testing.T) {
 	n.attach(wanted)
 	r := n.startRouter()
 	r.meet()
-	r.hear(typeBegin)
-	r.hear(typeEndpoint)
+	r.hear(protocol.TypeBegin)
+	r.hear(protocol.TypeEndpoint)
 	hears := func(addr string, groups ...netip.Addr) {
 		t.Helper()
-		got, _ := r.hear(typeGroups)
+		got, _ := r.hear(protocol.TypeGroups)
 		if want := groupsMessage([2]netip.Addr{netip.MustParseAddr(addr)}, groups); !bytes.Equal(got, want) {
 			t.Errorf("GROUPS\n%x, want\n%x", got, want)
 		}
 	}
 	hears("10.244.1.2", group1)
-	r.hear(typeEnd)
+	r.hear(protocol.TypeEnd)
 	// An endpoint that stays as it is is not told of, one that moves is there still.
 	moved := in("n3", 5, "10.244.1.2", group1, group2)
 	tell(moved, other, in("n4", 1, "10.244.4.2"))
@@ -143,14 +144,14 @@ func TestRoutersHearOfMembers(t *testing.T) {
 func TestParseGroups(t *testing.T) {
 	good := routerGroups(4, group2, group1)
 	m, err := parse(good)
-	if err != nil || m.endpoint != 4 || !slices.Equal(m.groups, []netip.Addr{group1, group2}) {
+	if err != nil || m.Endpoint != 4 || !slices.Equal(m.groups, []netip.Addr{group1, group2}) {
 		t.Errorf("%+v, %v", m, err)
 	}
 	for name, bad := range map[string][]byte{
-		"no endpoint": routerGroups(0, group1), "cut": good[:len(good)-1], "without GIDs": good[:headLen+gidLen],
+		"no endpoint": routerGroups(0, group1), "cut": good[:len(good)-1], "without GIDs": good[:32],
 		"too many": routerGroups(4, slices.Repeat([]netip.Addr{group1}, model.MaxVerbsGroups+1)...),
 	} {
-		if _, err := parse(bad); !errors.Is(err, errMalformed) {
+		if _, err := parse(bad); !errors.Is(err, layout.ErrMalformed) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

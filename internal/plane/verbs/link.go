@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"os"
 
+	"heddle.dev/heddle/internal/plane/layout"
 	"heddle.dev/heddle/internal/plane/process"
+	"heddle.dev/heddle/internal/plane/verbs/protocol"
 )
 
 // routerAnswers bounds what a router may take for one exchange.
@@ -18,7 +20,7 @@ type link struct {
 	// foreign says that it speaks another version: nothing is said to it.
 	foreign bool
 	// buf is the receiver's. What parse gives of it holds until the next receive.
-	buf [statisticsMax + 1]byte
+	buf [protocol.StatisticsMax + 1]byte
 	// answers has each STATISTICS, for whoever asked; done is closed when nothing comes any more.
 	answers chan heard
 	done    chan struct{}
@@ -52,8 +54,8 @@ func (l *link) receive() (heard, error) {
 	if fd >= 0 {
 		m.file = os.NewFile(uintptr(fd), "given back")
 	}
-	if (err != nil || m.kind != typeReleased) && m.file != nil {
-		return heard{}, errors.Join(fmt.Errorf("%w: a descriptor with type %d", errMalformed, m.kind), err, m.file.Close())
+	if (err != nil || m.Type != protocol.TypeReleased) && m.file != nil {
+		return heard{}, errors.Join(fmt.Errorf("%w: a descriptor with type %d", layout.ErrMalformed, m.Type), err, m.file.Close())
 	}
 	return m, err
 }

@@ -1,8 +1,6 @@
 package verbs
 
 import (
-	"encoding/binary"
-	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -11,87 +9,35 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/plane/layout"
+	"heddle.dev/heddle/internal/plane/verbs/protocol"
 )
 
-// The messages between agent and router: docs/protocols/verbs-agent.md. Numbers are in the
-// machine's own byte order.
+// The messages between agent and router: docs/protocols/verbs-agent.md.
 
-const protocolVersion = 3
-
-type messageType uint32
-
-const (
-	typeHello     messageType = 1
-	typeBegin     messageType = 2
-	typeEnd       messageType = 3
-	typeEndpoint  messageType = 4
-	typeRemove    messageType = 5
-	typeConnect   messageType = 6
-	typeConnected messageType = 7
-	typeAccepted  messageType = 8
-	typeRefused   messageType = 9
-	typeStats     messageType = 10
-	// typeStatistics answers a STATS.
-	typeStatistics messageType = 11
-	// typeDrain has a router give endpoints back; it is the router's answer, too.
-	typeDrain    messageType = 12
-	typeReleased messageType = 13
-	// typeGroups says what multicast groups an endpoint is in: to the agent one of the router's, to
-	// the router one elsewhere.
-	typeGroups messageType = 14
-	// typeAsk asks whether an endpoint may speak to a peer without Heddle; typeAnswer says so, and
-	// typeAskAnew has all asked for again.
-	typeAsk     messageType = 18
-	typeAnswer  messageType = 15
-	typeAskAnew messageType = 16
-	// typeCard tells of the card at the other end of the connection that follows.
-	typeCard messageType = 17
-)
-
-// Bytes of a message's parts.
-const (
-	headLen   = 16
-	gidLen    = 16
-	limitsLen = 16 * 4
-	nameLen   = 64
-	// messageLen is that of an ENDPOINT.
-	messageLen = headLen + 2*gidLen + limitsLen + nameLen
-)
-
-// head begins every message.
-type head struct {
-	kind     messageType
-	tag      uint32
-	endpoint uint64
-}
-
-func (h head) append(b []byte) []byte {
-	b = binary.NativeEndian.AppendUint32(b, uint32(h.kind))
-	b = binary.NativeEndian.AppendUint32(b, h.tag)
-	return binary.NativeEndian.AppendUint64(b, h.endpoint)
+// plain is a message that is its head: of an endpoint, or with 0 of none.
+func plain(kind uint32, endpoint uint64) []byte {
+	return layout.Append(nil, &protocol.Head{Type: kind, Endpoint: endpoint})
 }
 
 // helloMessage is the agent's HELLO.
 func helloMessage() []byte {
-	b := head{kind: typeHello}.append(nil)
-	return append(binary.NativeEndian.AppendUint32(b, protocolVersion), 0, 0, 0, 0)
+	return layout.Append(nil, &protocol.Number{Head: protocol.Head{Type: protocol.TypeHello}, Number: protocol.Version})
 }
 
-// limitBytes are the limits of e, where it has none those of defaults.
-func limitBytes(e model.Endpoint, defaults model.VerbsLimits) []byte {
+// limitsOf are the limits of e, where it has none those of defaults.
+func limitsOf(e model.Endpoint, defaults model.VerbsLimits) protocol.Limits {
 	var l model.Limits
 	if e.Limits != nil {
 		l = *e.Limits
 	}
 	v := l.Verbs.Or(defaults)
-	limits := make([]byte, limitsLen)
-	for i, n := range map[int]uint32{
-		1: v.QPs, 2: v.CQs, 3: v.MRs, 8: v.MemoryMiB, 9: v.Messages, 10: e.Planes.Verbs.SpinMicros, 11: kilobits(l.Egress), 12: kilobits(l.Ingress),
-	} {
-		binary.NativeEndian.PutUint32(limits[4*i:], n)
+	limits := protocol.Limits{
+		QPs: v.QPs, CQs: v.CQs, MRs: v.MRs, MemoryMib: v.MemoryMiB, SendsPerSecond: v.Messages, SpinUs: e.Planes.Verbs.SpinMicros,
+		EgressKbit: kilobits(l.Egress), IngressKbit: kilobits(l.Ingress),
 	}
 	if e.Planes.Verbs.Outside {
-		binary.NativeEndian.PutUint32(limits[4*13:], 1)
+		limits.Outside = 1
 	}
 	return limits
 }
@@ -101,21 +47,27 @@ func kilobits(r model.Rate) uint32 { return uint32(r / 1000) }
 
 // endpointMessage is ENDPOINT: number is e's at the router.
 func endpointMessage(number uint64, e model.Endpoint, defaults model.VerbsLimits) []byte {
-	b := head{kind: typeEndpoint, endpoint: number}.append(make([]byte, 0, messageLen))
-	b = appendGIDs(b, [2]netip.Addr{e.Addr4(), e.Addr6()})
-	b = append(b, limitBytes(e, defaults)...)
-	var name [nameLen]byte
-	copy(name[:], e.Name) // names are ASCII: cut anywhere, they are UTF-8
-	return append(b, name[:]...)
+	m := protocol.Endpoint{
+		Head: protocol.Head{Type: protocol.TypeEndpoint, Endpoint: number}, GIDs: gidsOf(e.Addr4(), e.Addr6()), Limits: limitsOf(e, defaults),
+	}
+	copy(m.Name[:], e.Name) // names are ASCII: cut anywhere, they are UTF-8
+	return layout.Append(nil, &m)
 }
 
-// appendGIDs adds those of an endpoint with these addresses.
-func appendGIDs(b []byte, addrs [2]netip.Addr) []byte {
-	for _, addr := range addrs {
-		gid := [gidLen]byte{} // of an address that the endpoint has not
+// gidsOf are those of an endpoint with these addresses, which it may not have.
+func gidsOf(addr4, addr6 netip.Addr) (gids [2][16]byte) {
+	for i, addr := range []netip.Addr{addr4, addr6} {
 		if addr.IsValid() {
-			gid = addr.As16()
+			gids[i] = addr.As16()
 		}
+	}
+	return gids
+}
+
+// appendAddrs appends addresses as GIDs.
+func appendAddrs(b []byte, addrs []netip.Addr) []byte {
+	for _, a := range addrs {
+		gid := a.As16()
 		b = append(b, gid[:]...)
 	}
 	return b
@@ -123,50 +75,38 @@ func appendGIDs(b []byte, addrs [2]netip.Addr) []byte {
 
 // groupsMessage says what groups an endpoint that is elsewhere is in.
 func groupsMessage(addrs [2]netip.Addr, groups []netip.Addr) []byte {
-	b := appendGIDs(head{kind: typeGroups}.append(nil), addrs)
-	for _, g := range groups {
-		gid := g.As16()
-		b = append(b, gid[:]...)
-	}
-	return b
+	m := protocol.Groups{Head: protocol.Head{Type: protocol.TypeGroups}, GIDs: gidsOf(addrs[0], addrs[1])}
+	return appendAddrs(layout.Append(nil, &m), groups)
 }
 
 // connectedMessage answers a CONNECT.
-func connectedMessage(asked heard, errno unix.Errno) []byte {
-	b := head{kind: typeConnected, tag: asked.tag, endpoint: asked.endpoint}.append(nil)
-	return append(binary.NativeEndian.AppendUint32(b, uint32(errno)), 0, 0, 0, 0)
+func connectedMessage(asked protocol.Head, errno unix.Errno) []byte {
+	asked.Type = protocol.TypeConnected
+	return layout.Append(nil, &protocol.Number{Head: asked, Number: uint32(errno)})
 }
 
 // answerMessage answers an ASK.
 func answerMessage(asked heard, errno unix.Errno) []byte {
-	b := head{kind: typeAnswer, tag: asked.tag, endpoint: asked.endpoint}.append(nil)
-	to := asked.to.As16()
-	b = append(b, to[:]...)
-	return append(binary.NativeEndian.AppendUint32(b, uint32(errno)), 0, 0, 0, 0)
+	m := protocol.Answer{Head: asked.Head, Destination: asked.to.As16(), Number: uint32(errno)}
+	m.Head.Type = protocol.TypeAnswer
+	return layout.Append(nil, &m)
 }
 
 // acceptedMessage tells of a connection that an endpoint has got.
 func acceptedMessage(number uint64, from, to netip.Addr) []byte {
-	b := head{kind: typeAccepted, endpoint: number}.append(nil)
-	source, destination := from.As16(), to.As16()
-	return append(append(b, source[:]...), destination[:]...)
+	m := protocol.Ends{Head: protocol.Head{Type: protocol.TypeAccepted, Endpoint: number}, Source: from.As16(), Destination: to.As16()}
+	return layout.Append(nil, &m)
 }
 
 // cardMessage tells of a card.
 func cardMessage(number uint64, card model.VerbsCard) []byte {
-	b := head{kind: typeCard, endpoint: number}.append(nil)
-	b = binary.NativeEndian.AppendUint32(b, uint32(card.LID))
-	b = binary.NativeEndian.AppendUint32(b, uint32(len(card.GIDs)))
-	for _, gid := range card.GIDs {
-		bytes := gid.As16()
-		b = append(b, bytes[:]...)
-	}
-	return b
+	m := protocol.Card{Head: protocol.Head{Type: protocol.TypeCard, Endpoint: number}, LID: uint32(card.LID), Count: uint32(len(card.GIDs))}
+	return appendAddrs(layout.Append(nil, &m), card.GIDs)
 }
 
 // heard is a message of the router's.
 type heard struct {
-	head
+	protocol.Head
 	// number is the version of a HELLO or the errno of a REFUSED.
 	number uint32
 	// to is whom a CONNECT is to reach, or an ASK is about.
@@ -179,51 +119,55 @@ type heard struct {
 	file *os.File
 }
 
-var errMalformed = errors.New("malformed message")
-
 // parse reads a message that a router may send.
 func parse(b []byte) (m heard, err error) {
-	if len(b) < headLen {
-		return heard{}, fmt.Errorf("%w: %d bytes", errMalformed, len(b))
+	var rest []byte
+	if m.Head, rest, err = layout.Take[protocol.Head](b); err != nil {
+		return heard{}, err
 	}
-	m.kind = messageType(binary.NativeEndian.Uint32(b))
-	m.tag = binary.NativeEndian.Uint32(b[4:])
-	m.endpoint = binary.NativeEndian.Uint64(b[8:])
-	if (m.kind == typeConnect || m.kind == typeAsk) && len(b) == headLen+2*gidLen && m.endpoint != 0 {
-		m.to = netip.AddrFrom16([gidLen]byte(b[headLen+gidLen:])).Unmap()
-		return m, nil
-	}
-	if (m.kind == typeDrain || m.kind == typeReleased) && len(b) == headLen && m.tag == 0 && (m.kind == typeReleased) == (m.endpoint != 0) {
-		return m, nil
-	}
-	if m.kind == typeGroups && m.tag == 0 && m.endpoint != 0 {
-		return m, m.parseGroups(b[headLen:])
-	}
-	if m.kind == typeStatistics {
-		m.statistics, err = parseStatistics(b[headLen:])
+	ofOne, asks := m.Endpoint != 0, false // whether it is of an endpoint, and whether it is to be answered
+	switch m.Type {
+	case protocol.TypeConnect, protocol.TypeAsk:
+		var ends protocol.Ends
+		ends, err = layout.Parse[protocol.Ends](b)
+		m.to, asks = netip.AddrFrom16(ends.Destination).Unmap(), true
+	case protocol.TypeGroups:
+		err = m.parseGroups(b)
+	case protocol.TypeStatistics:
+		m.statistics, err = parseStatistics(b)
 		return m, err
+	case protocol.TypeHello, protocol.TypeRefused:
+		var n protocol.Number
+		n, err = layout.Parse[protocol.Number](b)
+		if m.number = n.Number; n.Reserved != 0 {
+			err = fmt.Errorf("%w: type %d, with what is reserved", layout.ErrMalformed, m.Type)
+		}
+		ofOne = ofOne == (m.Type == protocol.TypeRefused)
+	case protocol.TypeDrain, protocol.TypeReleased:
+		ofOne = ofOne == (m.Type == protocol.TypeReleased) && len(rest) == 0
+	default:
+		return heard{}, fmt.Errorf("%w: type %d", layout.ErrMalformed, m.Type)
 	}
-	if m.kind != typeHello && m.kind != typeRefused {
-		return heard{}, fmt.Errorf("%w: type %d", errMalformed, m.kind)
+	if err == nil && (!ofOne || m.Tag != 0 && !asks) {
+		err = fmt.Errorf("%w: type %d of endpoint %d with tag %d, %d bytes", layout.ErrMalformed, m.Type, m.Endpoint, m.Tag, len(b))
 	}
-	if len(b) != headLen+8 || m.tag != 0 || (m.kind == typeRefused) != (m.endpoint != 0) || binary.NativeEndian.Uint32(b[headLen+4:]) != 0 {
-		return heard{}, fmt.Errorf("%w: type %d, %d bytes", errMalformed, m.kind, len(b))
-	}
-	m.number = binary.NativeEndian.Uint32(b[headLen:])
-	return m, nil
+	return m, err
 }
 
 // refusal gives the error of a REFUSED.
 func (m heard) refusal() error { return fmt.Errorf("the router refuses it: %w", unix.Errno(m.number)) }
 
-// parseGroups reads what follows the head of a GROUPS: the GIDs, which are none, and those of
-// groups.
+// parseGroups reads a GROUPS: GIDs, which are none, and those of groups.
 func (m *heard) parseGroups(b []byte) error {
-	if len(b) < 2*gidLen || len(b)%gidLen != 0 || len(b) > (2+model.MaxVerbsGroups)*gidLen {
-		return fmt.Errorf("%w: type %d, %d bytes", errMalformed, m.kind, headLen+len(b))
+	_, rest, err := layout.Take[protocol.Groups](b)
+	if err != nil {
+		return err
 	}
-	for b = b[2*gidLen:]; len(b) > 0; b = b[gidLen:] {
-		m.groups = append(m.groups, netip.AddrFrom16([gidLen]byte(b)).Unmap())
+	if len(rest)%16 != 0 || len(rest) > protocol.GroupsMax*16 {
+		return fmt.Errorf("%w: type %d, %d bytes", layout.ErrMalformed, m.Type, len(b))
+	}
+	for ; len(rest) > 0; rest = rest[16:] {
+		m.groups = append(m.groups, netip.AddrFrom16([16]byte(rest)).Unmap())
 	}
 	slices.SortFunc(m.groups, netip.Addr.Compare)
 	return nil

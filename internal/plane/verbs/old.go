@@ -10,7 +10,9 @@ import (
 	"sync"
 	"time"
 
+	"heddle.dev/heddle/internal/plane/layout"
 	"heddle.dev/heddle/internal/plane/process"
+	"heddle.dev/heddle/internal/plane/verbs/protocol"
 )
 
 // A router of another build than the one that is installed, as there is after an upgrade, keeps the
@@ -74,11 +76,11 @@ func (p *Plane) drain(l *link) error {
 	switch {
 	case err != nil:
 		return err
-	case m.kind != typeHello:
-		return fmt.Errorf("%w: type %d", errMalformed, m.kind)
-	case m.number != protocolVersion:
+	case m.Type != protocol.TypeHello:
+		return fmt.Errorf("%w: type %d", layout.ErrMalformed, m.Type)
+	case m.number != protocol.Version:
 		err := fmt.Errorf("%s, process %d, speaks version %d, and this agent %d: what it serves goes on without new pairs; end it (kill %d), and its programs open the device again",
-			Program, l.PID, m.number, protocolVersion, l.PID)
+			Program, l.PID, m.number, protocol.Version, l.PID)
 		if p.cfg.Faults.Set(FaultOldRouter, "", err) {
 			p.cfg.Log.Error("router of another version", "reason", FaultOldRouter, "err", err)
 		}
@@ -88,7 +90,7 @@ func (p *Plane) drain(l *link) error {
 	p.mu.Lock()
 	p.old = append(p.old, l)
 	p.send(l, helloMessage(), nil)
-	p.send(l, head{kind: typeBegin}.append(nil), nil)
+	p.send(l, plain(protocol.TypeBegin, 0), nil)
 	for _, ep := range p.endpoints {
 		if ep.router == nil {
 			ep.router = l
@@ -96,21 +98,21 @@ func (p *Plane) drain(l *link) error {
 		}
 	}
 	p.tellAllGroups(l)
-	p.send(l, head{kind: typeEnd}.append(nil), nil)
-	p.send(l, head{kind: typeDrain}.append(nil), nil)
+	p.send(l, plain(protocol.TypeEnd, 0), nil)
+	p.send(l, plain(protocol.TypeDrain, 0), nil)
 	p.mu.Unlock()
 	for {
 		if m, err = l.receive(); err != nil {
 			return err
 		}
-		switch m.kind {
-		case typeDrain:
+		switch m.Type {
+		case protocol.TypeDrain:
 			return l.SetReadDeadline(time.Time{})
-		case typeRefused, typeReleased:
+		case protocol.TypeRefused, protocol.TypeReleased:
 			p.released(l, m)
-		case typeStatistics:
+		case protocol.TypeStatistics:
 			p.lastCounts(m)
-		case typeGroups:
+		case protocol.TypeGroups:
 			p.hearGroups(l, m)
 		default:
 			// What it asks for before, it asks for again.
@@ -183,7 +185,7 @@ func (p *Plane) released(l *link, m heard) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, ep := range p.endpoints {
-		if ep.number != m.endpoint || ep.router != l {
+		if ep.number != m.Endpoint || ep.router != l {
 			continue
 		}
 		ep.router = nil

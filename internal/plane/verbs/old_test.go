@@ -14,6 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/plane/layout"
+	"heddle.dev/heddle/internal/plane/verbs/protocol"
 )
 
 // startOldRouter plays one whose place another has taken.
@@ -26,7 +28,7 @@ func (n node) startOldRouter() *router {
 }
 
 func refusal(number uint64, errno unix.Errno) []byte {
-	return append(head{kind: typeRefused, endpoint: number}.append(nil), byte(errno), 0, 0, 0, 0, 0, 0, 0)
+	return layout.Append(nil, &protocol.Number{Head: protocol.Head{Type: protocol.TypeRefused, Endpoint: number}, Number: uint32(errno)})
 }
 
 // TestOldRouterGivesEndpointsBack: what an old router does not have is the new one's at once; what
@@ -38,19 +40,20 @@ func TestOldRouterGivesEndpointsBack(t *testing.T) {
 	other.ID, other.Name, other.Created = 8, "n1/c2", time.Unix(6, 0)
 	n.plane = n.open(wanted, other)
 	old.meet()
-	old.hear(typeBegin)
-	old.hear(typeEndpoint)
-	old.hear(typeEndpoint)
-	old.hear(typeEnd)
-	old.hear(typeDrain)
+	old.hear(protocol.TypeBegin)
+	old.hear(protocol.TypeEndpoint)
+	old.hear(protocol.TypeEndpoint)
+	old.hear(protocol.TypeEnd)
+	old.hear(protocol.TypeDrain)
 	old.say(refusal(6_000_000_000, unix.EBADF))
-	old.say(head{kind: typeDrain}.append(nil))
+	old.say(plain(protocol.TypeDrain, 0))
 	r.meet()
-	r.hear(typeBegin)
-	if m, _ := r.hear(typeEndpoint); string(m[8:headLen]) != string(head{endpoint: 6_000_000_000}.append(nil)[8:]) {
+	r.hear(protocol.TypeBegin)
+	m, _ := r.hear(protocol.TypeEndpoint)
+	if told, err := layout.Parse[protocol.Endpoint](m); err != nil || told.Head.Endpoint != 6_000_000_000 {
 		t.Errorf("the new router is told of %x", m)
 	}
-	r.hear(typeEnd)
+	r.hear(protocol.TypeEnd)
 	n.eventually("the state of two routers", func() bool {
 		st := n.plane.Router()
 		return st.State == api.RouterRuns && len(st.Old) == 1 && st.Old[0] == api.OldRouter{PID: os.Getpid(), Endpoints: 1}
@@ -65,26 +68,25 @@ func TestOldRouterGivesEndpointsBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	old.hear(typeAccepted)
+	old.hear(protocol.TypeAccepted)
 	const local = "\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\xff\xff\x7f\x00\x00\x01"
-	old.say(append(head{kind: typeConnect, tag: 9, endpoint: 5_000_000_009}.append(nil), local+local...))
-	old.hear(typeConnected)
+	old.say(append(layout.Append(nil, &protocol.Head{Type: protocol.TypeConnect, Tag: 9, Endpoint: 5_000_000_009}), local+local...))
+	old.hear(protocol.TypeConnected)
 
-	record := make([]byte, endpointLen)
-	record[0], record[8*21+16] = 1, 77 // bytes sent by memory
-	last := statisticsMessage(0, kindEndpoints, 0, record)
-	copy(last[8:headLen], head{endpoint: 5_000_000_009}.append(nil)[8:])
-	old.say(last)
+	record := layout.Append(nil, &protocol.EndpointRecord{Endpoint: 1, Traffic: [3]protocol.Traffic{byMemory: {Sent: 77}}})
+	head := protocol.Head{Type: protocol.TypeStatistics, Endpoint: 5_000_000_009}
+	last := layout.Append(nil, &protocol.Statistics{Head: head, Kind: protocol.KindEndpoints, Count: 1, Size: uint32(len(record))})
+	old.say(append(last, record...))
 	pipe, write, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer pipe.Close()
-	if _, _, err := old.conn.WriteMsgUnix(head{kind: typeReleased, endpoint: 5_000_000_009}.append(nil), unix.UnixRights(int(write.Fd())), nil); err != nil {
+	if _, _, err := old.conn.WriteMsgUnix(plain(protocol.TypeReleased, 5_000_000_009), unix.UnixRights(int(write.Fd())), nil); err != nil {
 		t.Fatal(err)
 	}
 	write.Close()
-	_, fd := r.hear(typeEndpoint)
+	_, fd := r.hear(protocol.TypeEndpoint)
 	if _, err := unix.Write(fd, []byte("x")); err != nil {
 		t.Errorf("the new router has another socket: %v", err)
 	}
@@ -115,17 +117,17 @@ func TestOldRouterDies(t *testing.T) {
 	old, r := n.startOldRouter(), n.startRouter()
 	n.plane = n.open(wanted)
 	old.meet()
-	for _, m := range []messageType{typeBegin, typeEndpoint, typeEnd, typeDrain} {
+	for _, m := range []uint32{protocol.TypeBegin, protocol.TypeEndpoint, protocol.TypeEnd, protocol.TypeDrain} {
 		old.hear(m)
 	}
-	old.say(head{kind: typeDrain}.append(nil))
+	old.say(plain(protocol.TypeDrain, 0))
 	r.meet()
-	r.hear(typeBegin)
-	r.hear(typeEnd)
+	r.hear(protocol.TypeBegin)
+	r.hear(protocol.TypeEnd)
 	old.end()
-	r.hear(typeEndpoint)
+	r.hear(protocol.TypeEndpoint)
 	r.say(refusal(5_000_000_009, unix.EBADF))
-	if _, fd := r.hear(typeEndpoint); !n.connects(fd) {
+	if _, fd := r.hear(protocol.TypeEndpoint); !n.connects(fd) {
 		t.Error("a program does not reach the new router")
 	}
 	if st := n.plane.Router(); st.Ended != 1 || len(st.Old) != 0 {
@@ -146,11 +148,11 @@ func TestOldRouterOfAnotherVersion(t *testing.T) {
 		t.Fatal(err)
 	}
 	message := helloMessage()
-	message[headLen] = 1
+	message[16] = 1
 	old.say(message)
 	r.meet()
-	r.hear(typeBegin)
-	r.hear(typeEndpoint)
+	r.hear(protocol.TypeBegin)
+	r.hear(protocol.TypeEndpoint)
 	if err := n.faults.of(FaultOldRouter, ""); err == nil || !strings.Contains(err.Error(), "speaks version 1, and this agent 3") || !strings.Contains(err.Error(), "kill ") {
 		t.Errorf("fault %v", err)
 	}

@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/plane/verbs/protocol"
 )
 
 // Peers without Heddle: docs/decisions/0080-peers-without-heddle.md. The router asks for each queue
@@ -19,7 +20,7 @@ func (p *Plane) answer(l *link, asked heard) {
 	defer p.mu.Unlock()
 	errno := unix.EPERM // the endpoint is gone, or another router's
 	for _, ep := range p.endpoints {
-		if ep.number == asked.endpoint && ep.router == l {
+		if ep.number == asked.Endpoint && ep.router == l {
 			errno = p.mayReach(ep.Endpoint, asked.to)
 		}
 	}
@@ -74,6 +75,6 @@ func (p *Plane) askAnew() {
 		return
 	}
 	for _, l := range p.routers() {
-		p.send(l, head{kind: typeAskAnew}.append(nil), nil)
+		p.send(l, plain(protocol.TypeAskAnew, 0), nil)
 	}
 }

@@ -1,7 +1,6 @@
 package verbs
 
 import (
-	"encoding/binary"
 	"errors"
 	"net/netip"
 	"strings"
@@ -12,19 +11,22 @@ import (
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
+	"heddle.dev/heddle/internal/plane/layout"
+	"heddle.dev/heddle/internal/plane/verbs/protocol"
+	"heddle.dev/heddle/internal/testutil"
 )
 
 // asks has the router ask for a peer, and gives the answer.
 func (r *router) asks(peer string) unix.Errno {
 	r.Helper()
-	ask := head{kind: typeAsk, tag: 9, endpoint: 5_000_000_009}
-	to := netip.MustParseAddr(peer).As16()
-	r.say(append(append(ask.append(nil), make([]byte, gidLen)...), to[:]...))
-	m, _ := r.hear(typeAnswer)
-	if tag := binary.NativeEndian.Uint32(m[4:]); tag != ask.tag || [gidLen]byte(m[headLen:]) != to || len(m) != headLen+gidLen+8 {
+	ask := protocol.Ends{Head: protocol.Head{Type: protocol.TypeAsk, Tag: 9, Endpoint: 5_000_000_009}, Destination: netip.MustParseAddr(peer).As16()}
+	r.say(layout.Append(nil, &ask))
+	m, _ := r.hear(protocol.TypeAnswer)
+	answer, err := layout.Parse[protocol.Answer](m)
+	if err != nil || answer.Head.Tag != ask.Head.Tag || answer.Destination != ask.Destination {
 		r.Errorf("the answer %x does not say whom it is about", m)
 	}
-	return unix.Errno(binary.NativeEndian.Uint32(m[headLen+gidLen:]))
+	return unix.Errno(answer.Number)
 }
 
 // TestPeersWithoutHeddle: an endpoint that the operator lets outside reaches what he names, if
@@ -48,21 +50,23 @@ func TestPeersWithoutHeddle(t *testing.T) {
 	n.attach(e)
 	r := n.startRouter()
 	r.meet()
-	r.hear(typeBegin)
+	r.hear(protocol.TypeBegin)
 	told := func() uint32 {
-		message, _ := r.hear(typeEndpoint)
-		return binary.NativeEndian.Uint32(message[headLen+2*gidLen+4*13:])
+		message, _ := r.hear(protocol.TypeEndpoint)
+		m, err := layout.Parse[protocol.Endpoint](message)
+		testutil.NoError(t, err)
+		return m.Limits.Outside
 	}
 	if told() != 1 {
 		t.Error("the router is not told that the endpoint is let outside")
 	}
-	r.hear(typeEnd)
+	r.hear(protocol.TypeEnd)
 	nodes := []model.Node{{Name: "n2", Underlay: netip.MustParseAddr("192.0.2.2"), Prefixes: []netip.Prefix{netip.MustParsePrefix("192.0.2.64/28")},
 		Planes: model.NodePlanes{Verbs: model.VerbsNode{Card: &model.VerbsCard{GIDs: []netip.Addr{netip.MustParseAddr("::ffff:192.0.2.3")}}}}}}
 	if err := n.plane.SetTopology(nil, nodes, model.Endpoints{}); err != nil {
 		t.Fatal(err)
 	}
-	r.hear(typeAskAnew)
+	r.hear(protocol.TypeAskAnew)
 	for peer, want := range map[string]unix.Errno{
 		"192.0.2.1":    0,
 		"192.0.2.2":    unix.EHOSTUNREACH, // a node
@@ -84,7 +88,7 @@ func TestPeersWithoutHeddle(t *testing.T) {
 	if _, err := n.plane.CutForbidden(); err != nil {
 		t.Fatal(err)
 	}
-	r.hear(typeAskAnew)
+	r.hear(protocol.TypeAskAnew)
 	if err := n.plane.Attach(wanted, netcfg.EndpointDevice{}); err != nil {
 		t.Fatal(err)
 	}

@@ -27,6 +27,7 @@ import (
 	"heddle.dev/heddle/internal/netcfg"
 	"heddle.dev/heddle/internal/plane"
 	"heddle.dev/heddle/internal/plane/verbs/folder"
+	"heddle.dev/heddle/internal/plane/verbs/protocol"
 )
 
 // Bounds of the pause before a router that cannot run is started again; it doubles from try to try.
@@ -206,7 +207,7 @@ func (p *Plane) detach(e model.Endpoint) error {
 		delete(p.groups.made, e.ID)
 		ep.close()
 		if ep.router != nil {
-			p.send(ep.router, head{kind: typeRemove, endpoint: ep.number}.append(nil), nil)
+			p.send(ep.router, plain(protocol.TypeRemove, ep.number), nil)
 			p.letEnd(ep.router)
 		}
 	}
@@ -326,14 +327,14 @@ func (p *Plane) serve(ctx context.Context, l *link) error {
 			return fmt.Errorf("%s, process %d, has ended; it is started again", Program, l.PID)
 		case err != nil:
 			return fmt.Errorf("hear %s, process %d: %w", Program, l.PID, err)
-		case m.kind == typeHello && m.number != protocolVersion:
+		case m.Type == protocol.TypeHello && m.number != protocol.Version:
 			return fmt.Errorf("%s, process %d, speaks version %d, and this agent %d: end it, and its programs open the device again",
-				Program, l.PID, m.number, protocolVersion)
-		case m.kind == typeHello:
+				Program, l.PID, m.number, protocol.Version)
+		case m.Type == protocol.TypeHello:
 			if p.cfg.Faults.Clear(FaultRouter, "") {
 				p.cfg.Log.Info("router of the verbs plane is there again", "pid", l.PID)
 			}
-		case m.kind == typeRefused:
+		case m.Type == protocol.TypeRefused:
 			p.refused(m)
 		default:
 			p.hear(ctx, l, m, &connecting)
@@ -344,22 +345,22 @@ func (p *Plane) serve(ctx context.Context, l *link) error {
 // hear does what a router asks for. connecting has what takes longer.
 func (p *Plane) hear(ctx context.Context, l *link, m heard, connecting *sync.WaitGroup) {
 	switch {
-	case m.kind == typeConnect:
+	case m.Type == protocol.TypeConnect:
 		connecting.Go(func() { p.connect(ctx, l, m) })
-	case m.kind == typeAsk:
+	case m.Type == protocol.TypeAsk:
 		p.answer(l, m)
-	case m.kind == typeStatistics && m.endpoint != 0:
+	case m.Type == protocol.TypeStatistics && m.Endpoint != 0:
 		p.lastCounts(m)
-	case m.kind == typeStatistics:
+	case m.Type == protocol.TypeStatistics:
 		m.statistics.records = bytes.Clone(m.statistics.records)
 		select {
 		case <-l.answers: // one for which nobody waited any more
 		default:
 		}
 		l.answers <- m // there is room: nobody else sends
-	case m.kind == typeReleased:
+	case m.Type == protocol.TypeReleased:
 		p.released(l, m)
-	case m.kind == typeGroups:
+	case m.Type == protocol.TypeGroups:
 		p.hearGroups(l, m)
 	}
 }
@@ -393,7 +394,7 @@ func (p *Plane) introduce(l *link) {
 	defer p.mu.Unlock()
 	p.router = l
 	p.send(l, helloMessage(), nil)
-	p.send(l, head{kind: typeBegin}.append(nil), nil)
+	p.send(l, plain(protocol.TypeBegin, 0), nil)
 	for _, ep := range p.endpoints {
 		if ep.connections != nil {
 			p.cfg.Faults.Clear(FaultRouter, ep.Name)
@@ -403,7 +404,7 @@ func (p *Plane) introduce(l *link) {
 		}
 	}
 	p.tellAllGroups(l)
-	p.send(l, head{kind: typeEnd}.append(nil), nil)
+	p.send(l, plain(protocol.TypeEnd, 0), nil)
 }
 
 // tellIfThere tells the router that has the endpoint, or is to have it, unless that is told of all
@@ -433,7 +434,7 @@ func (p *Plane) refused(m heard) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, ep := range p.endpoints {
-		if ep.number != m.endpoint {
+		if ep.number != m.Endpoint {
 			continue
 		}
 		err := m.refusal()

@@ -21,7 +21,9 @@ import (
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
 	"heddle.dev/heddle/internal/plane"
+	"heddle.dev/heddle/internal/plane/layout"
 	"heddle.dev/heddle/internal/plane/verbs/folder"
+	"heddle.dev/heddle/internal/plane/verbs/protocol"
 )
 
 // faults are those there are, each with a "reason endpoint".
@@ -191,7 +193,7 @@ func (r *router) meet() {
 		r.Fatal(err)
 	}
 	r.say(helloMessage())
-	r.hear(typeHello)
+	r.hear(protocol.TypeHello)
 }
 
 func (r *router) end() {
@@ -209,9 +211,9 @@ func (r *router) say(b []byte) {
 }
 
 // hear wants a message of a type; it gives it, and the descriptor that came with it, or -1.
-func (r *router) hear(want messageType) (message []byte, fd int) {
+func (r *router) hear(want uint32) (message []byte, fd int) {
 	r.Helper()
-	message, rights := make([]byte, 2*messageLen), make([]byte, 64)
+	message, rights := make([]byte, 512), make([]byte, 64)
 	if err := r.conn.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
 		r.Fatal(err)
 	}
@@ -219,7 +221,7 @@ func (r *router) hear(want messageType) (message []byte, fd int) {
 	if err != nil {
 		r.Fatalf("wanted message %d: %v", want, err)
 	}
-	if got := messageType(message[0]); got != want {
+	if got := uint32(message[0]); got != want {
 		r.Fatalf("message %d, want %d", got, want)
 	}
 	if ctl == 0 {
@@ -282,18 +284,17 @@ func TestRouterIsToldAndMissed(t *testing.T) {
 
 	r := n.startRouter()
 	r.meet()
-	r.hear(typeBegin)
-	message, fd := r.hear(typeEndpoint)
+	r.hear(protocol.TypeBegin)
+	message, fd := r.hear(protocol.TypeEndpoint)
 	if fd != -1 {
 		t.Error("the socket was closed, and comes all the same")
 	}
-	r.hear(typeEnd)
-	if len(message) != messageLen || string(message[headLen+10:headLen+16]) != "\xff\xff\x0a\xf4\x00\x02" {
-		t.Fatalf("ENDPOINT %x", message)
+	r.hear(protocol.TypeEnd)
+	if m, err := layout.Parse[protocol.Endpoint](message); err != nil || m.GIDs != gidsOf(wanted.Addr4(), netip.Addr{}) {
+		t.Fatalf("ENDPOINT %x, %v", message, err)
 	}
-	refused := head{kind: typeRefused, endpoint: 5_000_000_009}.append(nil)
-	r.say(append(refused, byte(unix.EBADF), 0, 0, 0, 0, 0, 0, 0))
-	if _, fd = r.hear(typeEndpoint); !n.connects(fd) {
+	r.say(refusal(5_000_000_009, unix.EBADF))
+	if _, fd = r.hear(protocol.TypeEndpoint); !n.connects(fd) {
 		t.Error("a program does not reach the router")
 	}
 	n.eventually("no fault", func() bool { return !n.faults.Has(FaultRouter) })
@@ -313,30 +314,30 @@ func TestRouterOutlivesTheAgent(t *testing.T) {
 	r := n.startRouter()
 	n.plane = n.open(wanted)
 	r.meet()
-	r.hear(typeBegin)
-	_, fd := r.hear(typeEndpoint)
+	r.hear(protocol.TypeBegin)
+	_, fd := r.hear(protocol.TypeEndpoint)
 	if !n.connects(fd) {
 		t.Error("a program does not reach the router")
 	}
-	r.hear(typeEnd)
+	r.hear(protocol.TypeEnd)
 	if err := n.plane.Close(); err != nil {
 		t.Fatal(err)
 	}
 
 	n.plane = n.open(wanted)
 	r.meet()
-	r.hear(typeBegin)
-	if _, fd := r.hear(typeEndpoint); fd != -1 {
+	r.hear(protocol.TypeBegin)
+	if _, fd := r.hear(protocol.TypeEndpoint); fd != -1 {
 		t.Error("the socket is another one: programs that wait at the first are lost")
 	}
-	r.hear(typeEnd)
+	r.hear(protocol.TypeEnd)
 	if !n.connects(fd) {
 		t.Error("a program does not reach the router any more")
 	}
 	if err := n.plane.Detach(wanted); err != nil {
 		t.Fatal(err)
 	}
-	r.hear(typeRemove)
+	r.hear(protocol.TypeRemove)
 	if _, err := os.Stat(folder.Of(n.plane.cfg.SeccompSocket, wanted.ID)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the folder stays: %v", err)
 	}
@@ -349,9 +350,9 @@ func TestConnections(t *testing.T) {
 	r := n.startRouter()
 	n.plane = n.open(wanted)
 	r.meet()
-	r.hear(typeBegin)
-	r.hear(typeEndpoint)
-	r.hear(typeEnd)
+	r.hear(protocol.TypeBegin)
+	r.hear(protocol.TypeEndpoint)
+	r.hear(protocol.TypeEnd)
 	n.plane.mu.Lock()
 	listener := n.plane.endpoints[wanted.ID].connections
 	n.plane.mu.Unlock()
@@ -360,9 +361,9 @@ func TestConnections(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	message, fd := r.hear(typeAccepted)
+	message, fd := r.hear(protocol.TypeAccepted)
 	const local = "\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\xff\xff\x7f\x00\x00\x01"
-	if string(message[headLen:]) != local+local {
+	if string(message[16:]) != local+local {
 		t.Errorf("ACCEPTED %x", message)
 	}
 	if _, err := unix.Write(fd, []byte("x")); err != nil {
@@ -372,10 +373,10 @@ func TestConnections(t *testing.T) {
 		t.Error(err)
 	}
 
-	ask := head{kind: typeConnect, tag: 9, endpoint: 5_000_000_009}.append(nil)
-	r.say(append(ask, local+local...))
-	message, fd = r.hear(typeConnected)
-	if fd != -1 || string(message) != string(connectedMessage(heard{head: head{tag: 9, endpoint: 5_000_000_009}}, unix.ECONNREFUSED)) {
+	ask := protocol.Head{Type: protocol.TypeConnect, Tag: 9, Endpoint: 5_000_000_009}
+	r.say(append(layout.Append(nil, &ask), local+local...))
+	message, fd = r.hear(protocol.TypeConnected)
+	if fd != -1 || string(message) != string(connectedMessage(ask, unix.ECONNREFUSED)) {
 		t.Errorf("CONNECTED %x with descriptor %d, want a refusal", message, fd)
 	}
 
@@ -394,13 +395,13 @@ func TestConnections(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer again.Close()
-	message, _ = r.hear(typeCard)
+	message, _ = r.hear(protocol.TypeCard)
 	gid := func(last string) string { return strings.Repeat("\x00", 10) + "\xff\xff" + last }
 	const linkLocal = "\xfe\x80\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02"
-	if string(message[headLen:]) != "\x07\x00\x00\x00\x02\x00\x00\x00"+gid("\x0a\x01\x00\x02")+linkLocal {
+	if string(message[16:]) != "\x07\x00\x00\x00\x02\x00\x00\x00"+gid("\x0a\x01\x00\x02")+linkLocal {
 		t.Errorf("CARD %x", message)
 	}
-	_, fd = r.hear(typeAccepted)
+	_, fd = r.hear(protocol.TypeAccepted)
 	if err := unix.Close(fd); err != nil {
 		t.Error(err)
 	}
@@ -442,37 +443,38 @@ func TestKeepRemovesFolders(t *testing.T) {
 
 func FuzzParse(f *testing.F) {
 	f.Add(helloMessage())
-	f.Add(append(head{kind: typeRefused, endpoint: 7}.append(nil), 9, 0, 0, 0, 0, 0, 0, 0))
+	f.Add(refusal(7, 9))
 	f.Add(endpointMessage(7, wanted, model.VerbsLimits{}))
-	f.Add(statisticsMessage(3, kindEndpoints, 0, make([]byte, endpointLen+8)))
-	f.Add(statisticsMessage(3, kindQPs, 9, make([]byte, qpLen)))
-	f.Add(statisticsMessage(3, kindIDs, 0, make([]byte, idLen)))
-	f.Add(head{kind: typeDrain}.append(nil))
-	f.Add(head{kind: typeReleased, endpoint: 7}.append(nil))
-	f.Add(append(head{kind: typeAsk, tag: 3, endpoint: 7}.append(nil), make([]byte, 2*gidLen)...))
+	f.Add(statisticsMessage(3, protocol.KindEndpoints, 0, endpointStatistics(nil, api.RDMATraffic{})))
+	f.Add(statisticsMessage(3, protocol.KindQPs, 9, qpRecord()))
+	f.Add(statisticsMessage(3, protocol.KindIDs, 0, idRecord()))
+	f.Add(plain(protocol.TypeDrain, 0))
+	f.Add(plain(protocol.TypeReleased, 7))
+	f.Add(layout.Append(nil, &protocol.Ends{Head: protocol.Head{Type: protocol.TypeAsk, Tag: 3, Endpoint: 7}}))
+	f.Add(routerGroups(7, wanted.Addr4()))
 	f.Add(acceptedMessage(7, wanted.Addr4(), wanted.Addr4()))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		m, err := parse(b)
-		if err == nil && m.kind == typeStatistics {
-			m.statistics.each(func(record []byte) {
-				switch m.statistics.kind {
-				case kindEndpoints:
-					parseEndpoint(record)
-				case kindQPs:
-					parseQP(record)
+		if err == nil && m.Type == protocol.TypeStatistics {
+			m.statistics.each(func(b []byte) {
+				switch m.statistics.Kind {
+				case protocol.KindEndpoints:
+					record[protocol.EndpointRecord](b)
+				case protocol.KindQPs:
+					parseQP(b)
 				default:
-					parseID(record)
+					parseID(b)
 				}
 			})
 			return
 		}
-		if err == nil && (m.kind == typeDrain || m.kind == typeReleased) {
-			if len(b) != headLen || (m.endpoint == 0) != (m.kind == typeDrain) {
+		if err == nil && (m.Type == protocol.TypeDrain || m.Type == protocol.TypeReleased) {
+			if len(b) != 16 || (m.Endpoint == 0) != (m.Type == protocol.TypeDrain) {
 				t.Errorf("%x is %+v", b, m)
 			}
 			return
 		}
-		if err == nil && m.kind != typeConnect && m.kind != typeAsk && (len(b) != headLen+8 || (m.endpoint == 0) != (m.kind == typeHello)) {
+		if err == nil && m.Type != protocol.TypeConnect && m.Type != protocol.TypeAsk && m.Type != protocol.TypeGroups && (len(b) != 16+8 || (m.Endpoint == 0) != (m.Type == protocol.TypeHello)) {
 			t.Errorf("%x is %+v", b, m)
 		}
 	})

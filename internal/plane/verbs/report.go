@@ -10,6 +10,7 @@ import (
 
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/plane/verbs/protocol"
 )
 
 const (
@@ -25,7 +26,7 @@ var errNoRouter = errors.New("no router runs")
 
 // counted sums what an endpoint did, over the ends of routers, which begin at 0.
 type counted struct {
-	last endpointRecord // of the router that runs
+	last protocol.EndpointRecord // of the router that runs
 	// moved is what the TCP plane does not count: what was copied on the node, or went by a card.
 	before, moved api.RDMATraffic
 	// limited is moved when the endpoint got its caps.
@@ -33,25 +34,25 @@ type counted struct {
 }
 
 // restart says that the router has ended.
-func (c *counted) restart() { c.before, c.last = c.moved, endpointRecord{} }
+func (c *counted) restart() { c.before, c.last = c.moved, protocol.EndpointRecord{} }
 
 // note takes a record over, and adds to sums what is new in its reasons.
-func (c *counted) note(r endpointRecord, sums *[len(reasons)]uint64) {
-	for i, n := range r.reasons {
-		sums[min(i, len(sums)-1)] += n - min(n, c.last.reasons[i])
+func (c *counted) note(r protocol.EndpointRecord, sums *[len(reasons)]uint64) {
+	for i, n := range r.Reasons {
+		sums[min(i, len(sums)-1)] += n - min(n, c.last.Reasons[i])
 	}
 	c.last = r
 	c.moved = c.before
-	for _, t := range []api.RDMATraffic{r.memory, r.card} {
+	for _, t := range []protocol.Traffic{r.Traffic[byMemory], r.Traffic[byCard]} {
 		c.moved.Requests += t.Requests
 		c.moved.Served += t.Served
-		c.moved.BytesSent += t.BytesSent
-		c.moved.BytesReceived += t.BytesReceived
+		c.moved.BytesSent += t.Sent
+		c.moved.BytesReceived += t.Received
 	}
 }
 
 // ask fetches all records of a kind from all routers. The caller holds asking.
-func (p *Plane) ask(ctx context.Context, kind statisticsKind, f func(l *link, record []byte)) error {
+func (p *Plane) ask(ctx context.Context, kind uint32, f func(l *link, b []byte)) error {
 	p.mu.Lock()
 	all := p.routers()
 	p.mu.Unlock()
@@ -60,12 +61,12 @@ func (p *Plane) ask(ctx context.Context, kind statisticsKind, f func(l *link, re
 	}
 	var errs []error
 	for _, l := range all {
-		errs = append(errs, p.askOne(ctx, l, kind, func(record []byte) { f(l, record) }))
+		errs = append(errs, p.askOne(ctx, l, kind, func(b []byte) { f(l, b) }))
 	}
 	return errors.Join(errs...)
 }
 
-func (p *Plane) askOne(ctx context.Context, l *link, kind statisticsKind, f func(record []byte)) error {
+func (p *Plane) askOne(ctx context.Context, l *link, kind uint32, f func(b []byte)) error {
 	ctx, cancel := context.WithTimeout(ctx, statsTime)
 	defer cancel()
 	for cursor := uint32(0); ; {
@@ -78,7 +79,7 @@ func (p *Plane) askOne(ctx context.Context, l *link, kind statisticsKind, f func
 			return err
 		}
 		answer.each(f)
-		if cursor = answer.cursor; cursor == 0 {
+		if cursor = answer.Cursor; cursor == 0 {
 			return nil
 		}
 	}
@@ -89,7 +90,7 @@ func (l *link) answer(ctx context.Context, tag uint32) (statistics, error) {
 	for {
 		select {
 		case m := <-l.answers:
-			if m.tag == tag {
+			if m.Tag == tag {
 				return m.statistics, nil
 			}
 		case <-l.done:
@@ -128,10 +129,10 @@ func (p *Plane) refresh(ctx context.Context) error {
 		router   *link
 		endpoint uint64
 	}
-	records := make(map[key]endpointRecord)
-	err := p.ask(ctx, kindEndpoints, func(l *link, b []byte) {
-		r := parseEndpoint(b)
-		records[key{l, r.number}] = r
+	records := make(map[key]protocol.EndpointRecord)
+	err := p.ask(ctx, protocol.KindEndpoints, func(l *link, b []byte) {
+		r := record[protocol.EndpointRecord](b)
+		records[key{l, r.Endpoint}] = r
 	})
 	if err != nil {
 		return err
@@ -152,8 +153,8 @@ func (p *Plane) lastCounts(m heard) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, ep := range p.endpoints {
-		if ep.number == m.endpoint {
-			m.statistics.each(func(record []byte) { ep.counted.note(parseEndpoint(record), &p.reasons) })
+		if ep.number == m.Endpoint {
+			m.statistics.each(func(b []byte) { ep.counted.note(record[protocol.EndpointRecord](b), &p.reasons) })
 		}
 	}
 }
@@ -245,13 +246,13 @@ func (p *Plane) RDMA(ctx context.Context) (api.RDMA, error) {
 	slices.SortFunc(out.Devices, func(a, b api.RDMADevice) int { return strings.Compare(a.Endpoint, b.Endpoint) })
 	if err == nil {
 		p.asking.Lock()
-		err = p.ask(ctx, kindQPs, func(_ *link, b []byte) {
+		err = p.ask(ctx, protocol.KindQPs, func(_ *link, b []byte) {
 			number, q := parseQP(b)
 			if q.Endpoint = names[number]; q.Endpoint != "" {
 				out.QueuePairs = append(out.QueuePairs, q)
 			}
 		})
-		err = errors.Join(err, p.ask(ctx, kindIDs, func(_ *link, b []byte) {
+		err = errors.Join(err, p.ask(ctx, protocol.KindIDs, func(_ *link, b []byte) {
 			number, id := parseID(b)
 			if id.Endpoint = names[number]; id.Endpoint != "" {
 				out.CMIDs = append(out.CMIDs, id)
@@ -267,17 +268,17 @@ func (p *Plane) RDMA(ctx context.Context) (api.RDMA, error) {
 
 // report says what is known of the endpoint's device.
 func (ep *endpoint) report() api.RDMADevice {
-	d := api.RDMADevice{Endpoint: ep.Name, GIDs: ep.Addrs, SpinMicros: ep.Planes.Verbs.SpinMicros, Known: ep.counted.last.number != 0}
+	d := api.RDMADevice{Endpoint: ep.Name, GIDs: ep.Addrs, SpinMicros: ep.Planes.Verbs.SpinMicros, Known: ep.counted.last.Endpoint != 0}
 	if !d.Known {
 		return d
 	}
 	r := ep.counted.last
 	d.Used, d.Limits = make(map[string]uint64), make(map[string]uint64)
 	for i, what := range api.RDMAObjects {
-		d.Used[what], d.Limits[what] = r.used[i], r.limits[i]
+		d.Used[what], d.Limits[what] = r.Used[i], r.Limits[i]
 	}
-	d.Traffic = map[api.RDMAPath]api.RDMATraffic{api.RDMAMemory: r.memory, api.RDMATCP: r.network, api.RDMACard: r.card}
-	d.Errors = r.errors
+	d.Traffic = map[api.RDMAPath]api.RDMATraffic{api.RDMAMemory: trafficOf(r.Traffic[byMemory]), api.RDMATCP: trafficOf(r.Traffic[byTCP]), api.RDMACard: trafficOf(r.Traffic[byCard])}
+	d.Errors = r.Errors
 	return d
 }
 

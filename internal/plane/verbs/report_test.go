@@ -1,22 +1,20 @@
 package verbs
 
 import (
-	"encoding/binary"
 	"net/netip"
 	"testing"
 	"time"
 
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/plane/layout"
+	"heddle.dev/heddle/internal/plane/verbs/protocol"
 )
 
 // statisticsMessage is a router's STATISTICS with one record.
-func statisticsMessage(tag uint32, kind statisticsKind, cursor uint32, record []byte) []byte {
-	b := head{kind: typeStatistics, tag: tag}.append(nil)
-	for _, n := range []uint32{uint32(kind), cursor, 1, uint32(len(record))} {
-		b = binary.NativeEndian.AppendUint32(b, n)
-	}
-	return append(b, record...)
+func statisticsMessage(tag, kind, cursor uint32, record []byte) []byte {
+	m := protocol.Statistics{Head: protocol.Head{Type: protocol.TypeStatistics, Tag: tag}, Kind: kind, Cursor: cursor, Count: 1, Size: uint32(len(record))}
+	return append(layout.Append(nil, &m), record...)
 }
 
 // answerStats answers the plane's STATS: with one endpoint's record, made by endpoint, and the same
@@ -24,65 +22,52 @@ func statisticsMessage(tag uint32, kind statisticsKind, cursor uint32, record []
 func (r *router) answerStats(asks int, endpoint func() []byte) {
 	r.Helper()
 	for range asks {
-		message, _ := r.hear(typeStats)
-		tag, kind := binary.NativeEndian.Uint32(message[4:]), statisticsKind(binary.NativeEndian.Uint32(message[headLen:]))
-		cursor := binary.NativeEndian.Uint32(message[headLen+4:])
+		message, _ := r.hear(protocol.TypeStats)
+		asked, err := layout.Parse[protocol.Stats](message)
+		if err != nil {
+			r.Error(err)
+			return
+		}
 		record, next := endpoint(), uint32(0)
-		if kind == kindQPs {
+		if asked.Kind == protocol.KindQPs {
 			record = qpRecord()
-			if cursor == 0 {
+			if asked.Cursor == 0 {
 				next = 7
 			}
 		}
-		if kind == kindIDs {
+		if asked.Kind == protocol.KindIDs {
 			record = idRecord()
 		}
-		r.say(statisticsMessage(tag, kind, next, record))
+		r.say(statisticsMessage(asked.Head.Tag, asked.Kind, next, record))
 	}
 }
 
+// endpointStatistics is a record of a later router, which is longer.
 func endpointStatistics(reasonsOf map[int]uint64, memory api.RDMATraffic) []byte {
-	n := make([]uint64, endpointLen/8+reasonNumbers-reasonsBefore+1) // a later router's record is longer
-	n[0], n[1+1], n[1+quotas+1] = 5_000_000_009, 3, 1024
-	at := 1 + 2*quotas
-	n[at], n[at+1], n[at+2], n[at+3] = memory.Requests, memory.Served, memory.BytesSent, memory.BytesReceived
-	n[at+6], n[at+10], n[at+11] = 1000, 70, 5 // sent by TCP, which its plane counts; sent and received by a card
-	n[at+12] = 4
+	r := protocol.EndpointRecord{Endpoint: 5_000_000_009, Errors: 4}
+	r.Used[1], r.Limits[1] = 3, 1024
+	r.Traffic = [3]protocol.Traffic{
+		byMemory: {Requests: memory.Requests, Served: memory.Served, Sent: memory.BytesSent, Received: memory.BytesReceived},
+		byTCP:    {Sent: 1000}, // which the TCP plane counts
+		byCard:   {Sent: 70, Received: 5},
+	}
 	for i, v := range reasonsOf {
-		n[at+13+i] = v
+		r.Reasons[i] = v
 	}
-	var b []byte
-	for _, v := range n {
-		b = binary.NativeEndian.AppendUint64(b, v)
-	}
-	return b
+	return append(layout.Append(nil, &r), make([]byte, 8)...)
 }
 
 func idRecord() []byte {
-	b := make([]byte, idLen)
-	binary.NativeEndian.PutUint64(b, 5_000_000_009)
-	binary.NativeEndian.PutUint32(b[8:], 3)
-	binary.NativeEndian.PutUint32(b[12:], 99)
-	local := netip.MustParseAddr("10.244.0.2").As16()
-	copy(b[16:], local[:])
-	binary.NativeEndian.PutUint16(b[48:], 7471)
-	binary.NativeEndian.PutUint16(b[52:], 0x106)
-	b[54] = 4
-	binary.NativeEndian.PutUint32(b[56:], 17)
-	return b
+	return layout.Append(nil, &protocol.IDRecord{
+		Endpoint: 5_000_000_009, Number: 3, PID: 99, Source: netip.MustParseAddr("10.244.0.2").As16(), SourcePort: 7471, Space: 0x106, State: 4, QP: 17,
+	})
 }
 
 func qpRecord() []byte {
-	b := make([]byte, qpLen)
-	binary.NativeEndian.PutUint64(b, 5_000_000_009)
-	binary.NativeEndian.PutUint32(b[8:], 17)
-	binary.NativeEndian.PutUint32(b[12:], 18)
-	local, peer := netip.MustParseAddr("10.244.0.2").As16(), netip.MustParseAddr("10.244.1.2").As16()
-	copy(b[16:], local[:])
-	copy(b[32:], peer[:])
-	b[52], b[53], b[54], b[55] = 2, 3, 2, 10
-	binary.NativeEndian.PutUint64(b[72:], 99)
-	return b
+	return layout.Append(nil, &protocol.QPRecord{
+		Endpoint: 5_000_000_009, Number: 17, Peer: 18, GID: netip.MustParseAddr("10.244.0.2").As16(), PeerGid: netip.MustParseAddr("10.244.1.2").As16(),
+		Service: 2, State: 3, Path: 2, LastError: 10, Traffic: protocol.Traffic{Sent: 99},
+	})
 }
 
 // TestReports: what the router counts is reported, and its end takes nothing of it.
@@ -93,13 +78,12 @@ func TestReports(t *testing.T) {
 	limited.Limits = &model.Limits{Egress: 2_000_000, Verbs: model.VerbsLimits{QPs: 9}}
 	n.plane = n.open(limited)
 	r.meet()
-	r.hear(typeBegin)
-	message, _ := r.hear(typeEndpoint)
-	r.hear(typeEnd)
-	for at, want := range map[int]uint32{1: 9, 2: 77, 10: 3, 11: 2000, 12: 0} {
-		if got := binary.NativeEndian.Uint32(message[headLen+2*gidLen+4*at:]); got != want {
-			t.Errorf("limit %d is %d, want %d", at, got, want)
-		}
+	r.hear(protocol.TypeBegin)
+	message, _ := r.hear(protocol.TypeEndpoint)
+	r.hear(protocol.TypeEnd)
+	told, err := layout.Parse[protocol.Endpoint](message)
+	if l := told.Limits; err != nil || l.QPs != 9 || l.CQs != 77 || l.SpinUs != 3 || l.EgressKbit != 2000 || l.IngressKbit != 0 {
+		t.Errorf("limits %+v, %v", l, err)
 	}
 	n.eventually("the router to be known", func() bool { return n.plane.Router().State == api.RouterRuns })
 
@@ -107,7 +91,9 @@ func TestReports(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		r.answerStats(4, func() []byte { return endpointStatistics(map[int]uint64{12: 6, reasonNumbers - 1: 5}, moved) })
+		r.answerStats(4, func() []byte {
+			return endpointStatistics(map[int]uint64{12: 6, len(protocol.EndpointRecord{}.Reasons) - 1: 5}, moved)
+		})
 	}()
 	state, err := n.plane.RDMA(t.Context())
 	<-done
@@ -134,9 +120,9 @@ func TestReports(t *testing.T) {
 	n.eventually("the router to be missed", func() bool { return n.plane.Router().State == api.RouterDown })
 	next := n.startRouter()
 	next.meet()
-	next.hear(typeBegin)
-	next.hear(typeEndpoint)
-	next.hear(typeEnd)
+	next.hear(protocol.TypeBegin)
+	next.hear(protocol.TypeEndpoint)
+	next.hear(protocol.TypeEnd)
 	n.eventually("the next router", func() bool { return n.plane.Router().State == api.RouterRuns })
 	n.eventually("reports to be old", func() bool {
 		n.plane.mu.Lock()

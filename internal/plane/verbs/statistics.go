@@ -6,106 +6,67 @@ import (
 	"net/netip"
 
 	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/plane/layout"
+	"heddle.dev/heddle/internal/plane/verbs/protocol"
 )
 
 // Records of STATISTICS: docs/protocols/verbs-agent.md.
 
-// statisticsKind is what a STATS asks for.
-type statisticsKind uint32
-
-const (
-	kindEndpoints statisticsKind = 1
-	kindQPs       statisticsKind = 2
-	kindIDs       statisticsKind = 3
-)
-
-const (
-	// statisticsMax is the longest message of a router.
-	statisticsMax = 16 << 10
-	// statisticsHead is what comes between a message's head and its records.
-	statisticsHead = 16
-	quotas         = 10
-	reasonNumbers  = 64
-	reasonsBefore  = 32 // of routers before there were more
-	endpointLen    = 8 * (1 + 2*quotas + 3*4 + 1 + reasonsBefore)
-	qpLen          = 96
-	idLen          = 64
-)
-
-// statistics is a STATISTICS. size is that of a record, which may be longer than this build knows.
+// statistics is a STATISTICS. A record may be longer than this build knows.
 type statistics struct {
-	kind         statisticsKind
-	cursor, size uint32
-	records      []byte
+	protocol.Statistics
+	records []byte
 }
 
 // statsMessage is STATS, for all endpoints.
-func statsMessage(tag uint32, kind statisticsKind, cursor uint32) []byte {
-	b := binary.NativeEndian.AppendUint32(head{kind: typeStats, tag: tag}.append(nil), uint32(kind))
-	return binary.NativeEndian.AppendUint32(b, cursor)
+func statsMessage(tag, kind, cursor uint32) []byte {
+	return layout.Append(nil, &protocol.Stats{Head: protocol.Head{Type: protocol.TypeStats, Tag: tag}, Kind: kind, Cursor: cursor})
 }
 
-// parseStatistics reads what follows the head of a STATISTICS.
+// leastRecord is how long a record of a kind is, in bytes: routers of before have fewer reasons.
+var leastRecord = map[uint32]int{
+	protocol.KindEndpoints: binary.Size(protocol.EndpointRecord{}) - 8*(len(protocol.EndpointRecord{}.Reasons)-protocol.ReasonsBefore),
+	protocol.KindQPs:       binary.Size(protocol.QPRecord{}),
+	protocol.KindIDs:       binary.Size(protocol.IDRecord{}),
+}
+
+// parseStatistics reads a STATISTICS.
 func parseStatistics(b []byte) (s statistics, err error) {
-	if len(b) < statisticsHead {
-		return s, fmt.Errorf("%w: statistics of %d bytes", errMalformed, len(b))
+	if s.Statistics, s.records, err = layout.Take[protocol.Statistics](b); err != nil {
+		return s, err
 	}
-	s.kind = statisticsKind(binary.NativeEndian.Uint32(b))
-	s.cursor = binary.NativeEndian.Uint32(b[4:])
-	count := binary.NativeEndian.Uint32(b[8:])
-	s.size = binary.NativeEndian.Uint32(b[12:])
-	s.records = b[statisticsHead:]
-	least := map[statisticsKind]uint32{kindEndpoints: endpointLen, kindQPs: qpLen, kindIDs: idLen}[s.kind]
-	if uint64(count)*uint64(s.size) != uint64(len(s.records)) || count > 0 && (least == 0 || s.size < least) {
-		return s, fmt.Errorf("%w: statistics %d, %d records of %d bytes in %d", errMalformed, s.kind, count, s.size, len(s.records))
+	least := leastRecord[s.Kind]
+	if uint64(s.Count)*uint64(s.Size) != uint64(len(s.records)) || s.Count > 0 && (least == 0 || int(s.Size) < least) {
+		return s, fmt.Errorf("%w: statistics %d, %d records of %d bytes in %d", layout.ErrMalformed, s.Kind, s.Count, s.Size, len(s.records))
 	}
 	return s, nil
 }
 
-// each calls f with each record.
-func (s statistics) each(f func(record []byte)) {
-	for at := 0; at < len(s.records); at += int(s.size) {
-		f(s.records[at : at+int(s.size)])
+// each calls f with the bytes of each record.
+func (s statistics) each(f func(b []byte)) {
+	for at := 0; at < len(s.records); at += int(s.Size) {
+		f(s.records[at : at+int(s.Size)])
 	}
 }
 
-// longs takes numbers of 8 bytes off a record.
-type longs struct{ b []byte }
-
-func (l *longs) next() (n uint64) {
-	n, l.b = binary.NativeEndian.Uint64(l.b), l.b[8:]
-	return n
+// record reads a record, which has at least leastRecord bytes of its kind: what is missing is 0.
+func record[T any](b []byte) T {
+	var v T
+	whole := make([]byte, binary.Size(v))
+	copy(whole, b)
+	v, _ = layout.Parse[T](whole) // it is as long
+	return v
 }
 
-func (l *longs) traffic() api.RDMATraffic {
-	return api.RDMATraffic{Requests: l.next(), Served: l.next(), BytesSent: l.next(), BytesReceived: l.next()}
-}
+// Places in the traffic of an endpoint's record.
+const (
+	byMemory = iota
+	byTCP
+	byCard
+)
 
-// endpointRecord is what an endpoint has, and did since the router knows it.
-type endpointRecord struct {
-	number                uint64
-	used, limits          [quotas]uint64
-	memory, network, card api.RDMATraffic
-	errors                uint64
-	reasons               [reasonNumbers]uint64
-}
-
-// parseEndpoint reads a record, which has at least endpointLen bytes.
-func parseEndpoint(b []byte) (r endpointRecord) {
-	l := longs{b}
-	r.number = l.next()
-	for i := range r.used {
-		r.used[i] = l.next()
-	}
-	for i := range r.limits {
-		r.limits[i] = l.next()
-	}
-	r.memory, r.network, r.card = l.traffic(), l.traffic(), l.traffic()
-	r.errors = l.next()
-	for i := range min(len(r.reasons), len(l.b)/8) {
-		r.reasons[i] = l.next()
-	}
-	return r
+func trafficOf(t protocol.Traffic) api.RDMATraffic {
+	return api.RDMATraffic{Requests: t.Requests, Served: t.Served, BytesSent: t.Sent, BytesReceived: t.Received}
 }
 
 // Names of numbers in the record of a queue pair, as libibverbs has them.
@@ -132,43 +93,39 @@ func nameOf[T ~string](names []T, n uint8) T {
 	return T(fmt.Sprint(n))
 }
 
-// parseQP reads a record, which has at least qpLen bytes. number is its endpoint's.
+// parseQP reads a record. number is its endpoint's.
 func parseQP(b []byte) (number uint64, q api.QueuePair) {
-	number = binary.NativeEndian.Uint64(b)
-	q.Number, q.PeerNumber = binary.NativeEndian.Uint32(b[8:]), binary.NativeEndian.Uint32(b[12:])
-	q.Local = netip.AddrFrom16([gidLen]byte(b[16:])).Unmap()
-	if peer := netip.AddrFrom16([gidLen]byte(b[32:])); !peer.IsUnspecified() {
+	r := record[protocol.QPRecord](b)
+	q.Number, q.PeerNumber, q.PID = r.Number, r.Peer, int(r.PID)
+	q.Local = netip.AddrFrom16(r.GID).Unmap()
+	if peer := netip.AddrFrom16(r.PeerGid); !peer.IsUnspecified() {
 		q.Peer = peer.Unmap()
 	}
-	q.PID = int(binary.NativeEndian.Uint32(b[48:]))
 	var known bool
-	if q.Type, known = qpTypes[b[52]]; !known {
-		q.Type = fmt.Sprint(b[52])
+	if q.Type, known = qpTypes[r.Service]; !known {
+		q.Type = fmt.Sprint(r.Service)
 	}
-	q.State, q.Path, q.LastError = nameOf(qpStates, b[53]), nameOf(paths, b[54]), nameOf(statuses, b[55])
-	l := longs{b[56:]}
-	q.RDMATraffic = l.traffic()
-	q.Errors = l.next()
-	return number, q
+	q.State, q.Path, q.LastError = nameOf(qpStates, r.State), nameOf(paths, r.Path), nameOf(statuses, r.LastError)
+	q.RDMATraffic, q.Errors = trafficOf(r.Traffic), r.Errors
+	return r.Endpoint, q
 }
 
-// parseID reads a record, which has at least idLen bytes. number is its endpoint's.
+// parseID reads a record. number is its endpoint's.
 func parseID(b []byte) (number uint64, id api.CMID) {
-	end := func(addr, port []byte) netip.AddrPort {
-		if a := netip.AddrFrom16([gidLen]byte(addr)).Unmap(); !a.IsUnspecified() || binary.NativeEndian.Uint16(port) != 0 {
-			return netip.AddrPortFrom(a, binary.NativeEndian.Uint16(port))
+	end := func(gid [16]byte, port uint16) netip.AddrPort {
+		if a := netip.AddrFrom16(gid).Unmap(); !a.IsUnspecified() || port != 0 {
+			return netip.AddrPortFrom(a, port)
 		}
 		return netip.AddrPort{}
 	}
-	number = binary.NativeEndian.Uint64(b)
-	id.ID, id.PID = binary.NativeEndian.Uint32(b[8:]), int(binary.NativeEndian.Uint32(b[12:]))
-	id.Local, id.Peer = end(b[16:], b[48:]), end(b[32:], b[50:])
-	space := binary.NativeEndian.Uint16(b[52:])
+	r := record[protocol.IDRecord](b)
+	id.ID, id.PID = r.Number, int(r.PID)
+	id.Local, id.Peer = end(r.Source, r.SourcePort), end(r.Destination, r.DestinationPort)
 	var known bool
-	if id.Space, known = idSpaces[space]; !known {
-		id.Space = fmt.Sprint(space)
+	if id.Space, known = idSpaces[r.Space]; !known {
+		id.Space = fmt.Sprint(r.Space)
 	}
-	id.State = nameOf[string](idStates, b[54])
-	id.QPN, id.PeerQPN = binary.NativeEndian.Uint32(b[56:]), binary.NativeEndian.Uint32(b[60:])
-	return number, id
+	id.State = nameOf[string](idStates, r.State)
+	id.QPN, id.PeerQPN = r.QP, r.PeerQp
+	return r.Endpoint, id
 }

@@ -164,7 +164,7 @@ fn main() {
                 *agent.card.lock().expect("the card") = card.parse().expect("an address");
             }
             Some(("outside", allowed)) => {
-                limits.outside = allowed == "1";
+                limits.outside = u32::from(allowed == "1");
                 agent.say(&endpoint(limits), &[]);
             }
             Some(("policy", errno)) => {

@@ -156,6 +156,7 @@ impl Objects {
             destination_port,
             space: id.space,
             state: id.state as u8,
+            reserved: 0,
             qp: id.own.qp,
             peer_qp: id.peer.qp,
         }

@@ -142,7 +142,7 @@ impl Endpoint {
         }
         self.limits[Quota::Memory as usize] <<= 20;
         self.spin_us = l.spin_us;
-        self.outside = l.outside;
+        self.outside = l.outside != 0;
         let now = Instant::now();
         self.requests.limit(l.sends_per_second.into(), REQUESTS_AT_ONCE, now);
         self.egress.limit(u64::from(l.egress_kbit) * 125, BYTES_AT_ONCE, now);

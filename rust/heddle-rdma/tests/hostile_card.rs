@@ -36,7 +36,7 @@ fn node(protection: &str, lie: &str) -> (Router, Liar) {
         liar.opened();
     }
     for n in 2..=4 {
-        router.add(n, Limits { outside: n == 2, ..Limits::default() });
+        router.add(n, Limits { outside: u32::from(n == 2), ..Limits::default() });
     }
     (router, liar)
 }

@@ -109,7 +109,7 @@ fn what_is_refused_outside_is_what_the_page_says() {
     assert_eq!(rows.len(), 4);
     let (router, mut liar) = Liar::start("", "");
     liar.opened();
-    router.add(2, Limits { outside: true, ..Limits::default() });
+    router.add(2, Limits { outside: 1, ..Limits::default() });
     for row in rows {
         let function = row[1].split('`').nth(1).unwrap();
         let before = counted(&router);
@@ -129,7 +129,7 @@ fn what_is_refused_outside_is_what_the_page_says() {
 fn the_same_reaches_containers() {
     let (router, mut liar) = Liar::start("", "");
     liar.opened();
-    router.add(2, Limits { outside: true, ..Limits::default() });
+    router.add(2, Limits { outside: 1, ..Limits::default() });
     assert!(address_handle(&router, 0).is_ok());
     assert!(with_shared_queue(&router, 0).is_ok());
     assert_eq!(counted(&router), [0, 0]);

@@ -1,26 +1,31 @@
 //! Records of a STATISTICS message: what endpoints and queue pairs have done.
 //! `docs/protocols/verbs-agent.md`.
 
-use crate::Gid;
+use crate::agent_abi::{VERBS_AGENT_QUOTAS, VERBS_AGENT_REASONS, VERBS_AGENT_STATISTICS_MAX};
+use crate::plain::{bytes, read};
 
 /// Bytes of a STATISTICS message at most.
-pub const MESSAGE_MAX: usize = 16 * 1024;
+pub const MESSAGE_MAX: usize = VERBS_AGENT_STATISTICS_MAX as usize;
+/// The kinds of STATS: endpoints, queue pairs, ids of RDMA-CM.
+pub use crate::agent_abi::{
+    VERBS_AGENT_ENDPOINTS as KIND_ENDPOINTS, VERBS_AGENT_IDS as KIND_IDS,
+    VERBS_AGENT_QPS as KIND_QPS,
+};
+/// The records of an endpoint, a queue pair and an id of RDMA-CM, and what was moved.
+pub use crate::agent_abi::{
+    verbs_agent_endpoint_record as Endpoint, verbs_agent_id_record as Id,
+    verbs_agent_qp_record as Qp, verbs_agent_traffic as Traffic,
+};
 /// Bytes of an endpoint's record.
-pub const ENDPOINT: usize = 784;
+pub const ENDPOINT: usize = size_of::<Endpoint>();
 /// Bytes of a queue pair's record.
-pub const QP: usize = 96;
-/// The kinds of STATS: endpoints.
-pub const KIND_ENDPOINTS: u32 = 1;
-/// The kinds of STATS: queue pairs.
-pub const KIND_QPS: u32 = 2;
+pub const QP: usize = size_of::<Qp>();
 /// Bytes of the record of an id of RDMA-CM.
-pub const ID: usize = 64;
-/// The kinds of STATS: ids of RDMA-CM.
-pub const KIND_IDS: u32 = 3;
+pub const ID: usize = size_of::<Id>();
 /// Quotas of an endpoint.
-pub const QUOTAS: usize = 10;
+pub const QUOTAS: usize = VERBS_AGENT_QUOTAS as usize;
 /// Numbers of reasons.
-pub const REASONS: usize = 64;
+pub const REASONS: usize = VERBS_AGENT_REASONS as usize;
 
 /// Why something was refused, dropped or held up. The page has their meanings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,24 +76,7 @@ pub enum Path {
     Card,
 }
 
-/// What was moved.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Traffic {
-    /// Requests that were done for queue pairs.
-    pub requests: u64,
-    /// Requests of peers that were done at queue pairs.
-    pub served: u64,
-    /// Bytes that left the endpoint's memory.
-    pub sent: u64,
-    /// Bytes that came into it.
-    pub received: u64,
-}
-
 impl Traffic {
-    fn numbers(&self) -> [u64; 4] {
-        [self.requests, self.served, self.sent, self.received]
-    }
-
     /// Adds what was moved more.
     pub fn add(&mut self, more: &Self) {
         self.requests += more.requests;
@@ -98,183 +86,25 @@ impl Traffic {
     }
 }
 
-/// The record of an endpoint.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the page describes the fields")]
-pub struct Endpoint {
-    pub endpoint: u64,
-    pub used: [u64; QUOTAS],
-    pub limits: [u64; QUOTAS],
-    /// By memory, TCP, card.
-    pub traffic: [Traffic; 3],
-    pub errors: u64,
-    pub reasons: [u64; REASONS],
+macro_rules! record {
+    ($($name:ident)*) => {
+        $(impl $name {
+            /// Adds the record to a message.
+            pub fn encode(&self, out: &mut Vec<u8>) {
+                out.extend_from_slice(bytes(self));
+            }
+
+            /// Reads a record, which may be longer than this version knows. `None` if it is
+            /// shorter.
+            #[must_use]
+            pub fn parse(bytes: &[u8]) -> Option<Self> {
+                read(bytes.get(..size_of::<Self>())?)
+            }
+        })*
+    };
 }
 
-impl Endpoint {
-    /// Adds the record to a message.
-    pub fn encode(&self, out: &mut Vec<u8>) {
-        let traffic = self.traffic.iter().flat_map(Traffic::numbers);
-        let numbers = [self.endpoint]
-            .into_iter()
-            .chain(self.used)
-            .chain(self.limits)
-            .chain(traffic)
-            .chain([self.errors])
-            .chain(self.reasons);
-        for number in numbers {
-            out.extend_from_slice(&number.to_ne_bytes());
-        }
-    }
-
-    /// Reads a record, which may be longer than this version knows. `None` if it is shorter.
-    #[must_use]
-    pub fn parse(bytes: &[u8]) -> Option<Self> {
-        let mut numbers = Numbers(bytes.get(..ENDPOINT)?);
-        Some(Self {
-            endpoint: numbers.long()?,
-            used: numbers.longs()?,
-            limits: numbers.longs()?,
-            traffic: [numbers.traffic()?, numbers.traffic()?, numbers.traffic()?],
-            errors: numbers.long()?,
-            reasons: numbers.longs()?,
-        })
-    }
-}
-
-/// The record of a queue pair.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the page describes the fields")]
-pub struct Qp {
-    pub endpoint: u64,
-    pub number: u32,
-    pub peer: u32,
-    pub gid: Gid,
-    pub peer_gid: Gid,
-    pub pid: u32,
-    pub service: u8,
-    pub state: u8,
-    pub path: u8,
-    pub last_error: u8,
-    pub traffic: Traffic,
-    pub errors: u64,
-}
-
-impl Qp {
-    /// Adds the record to a message.
-    pub fn encode(&self, out: &mut Vec<u8>) {
-        out.extend_from_slice(&self.endpoint.to_ne_bytes());
-        out.extend_from_slice(&self.number.to_ne_bytes());
-        out.extend_from_slice(&self.peer.to_ne_bytes());
-        out.extend_from_slice(&self.gid);
-        out.extend_from_slice(&self.peer_gid);
-        out.extend_from_slice(&self.pid.to_ne_bytes());
-        out.extend_from_slice(&[self.service, self.state, self.path, self.last_error]);
-        for number in self.traffic.numbers().into_iter().chain([self.errors]) {
-            out.extend_from_slice(&number.to_ne_bytes());
-        }
-    }
-
-    /// Reads a record, which may be longer than this version knows. `None` if it is shorter.
-    #[must_use]
-    pub fn parse(bytes: &[u8]) -> Option<Self> {
-        let mut numbers = Numbers(bytes.get(..QP)?);
-        let endpoint = numbers.long()?;
-        let (number, peer) = (numbers.word()?, numbers.word()?);
-        let (gid, peer_gid) = (numbers.take()?, numbers.take()?);
-        let pid = numbers.word()?;
-        let [service, state, path, last_error] = numbers.take()?;
-        let (traffic, errors) = (numbers.traffic()?, numbers.long()?);
-        #[rustfmt::skip]
-        let record = Self {
-            endpoint, number, peer, gid, peer_gid, pid, service, state, path, last_error, traffic, errors,
-        };
-        Some(record)
-    }
-}
-
-/// The record of an id of RDMA-CM.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the page describes the fields")]
-pub struct Id {
-    pub endpoint: u64,
-    pub number: u32,
-    pub pid: u32,
-    pub source: Gid,
-    pub destination: Gid,
-    pub source_port: u16,
-    pub destination_port: u16,
-    pub space: u16,
-    pub state: u8,
-    pub qp: u32,
-    pub peer_qp: u32,
-}
-
-impl Id {
-    /// Adds the record to a message.
-    pub fn encode(&self, out: &mut Vec<u8>) {
-        out.extend_from_slice(&self.endpoint.to_ne_bytes());
-        out.extend_from_slice(&self.number.to_ne_bytes());
-        out.extend_from_slice(&self.pid.to_ne_bytes());
-        out.extend_from_slice(&self.source);
-        out.extend_from_slice(&self.destination);
-        for number in [self.source_port, self.destination_port, self.space] {
-            out.extend_from_slice(&number.to_ne_bytes());
-        }
-        out.extend_from_slice(&[self.state, 0]);
-        out.extend_from_slice(&self.qp.to_ne_bytes());
-        out.extend_from_slice(&self.peer_qp.to_ne_bytes());
-    }
-
-    /// Reads a record, which may be longer than this version knows. `None` if it is shorter.
-    #[must_use]
-    pub fn parse(bytes: &[u8]) -> Option<Self> {
-        let mut numbers = Numbers(bytes.get(..ID)?);
-        let endpoint = numbers.long()?;
-        let (number, pid) = (numbers.word()?, numbers.word()?);
-        let (source, destination) = (numbers.take()?, numbers.take()?);
-        let mut short = || numbers.take().map(u16::from_ne_bytes);
-        let (source_port, destination_port, space) = (short()?, short()?, short()?);
-        let [state, _] = numbers.take()?;
-        let (qp, peer_qp) = (numbers.word()?, numbers.word()?);
-        #[rustfmt::skip]
-        let record = Self {
-            endpoint, number, pid, source, destination, source_port, destination_port, space, state, qp, peer_qp,
-        };
-        Some(record)
-    }
-}
-
-struct Numbers<'a>(&'a [u8]);
-
-impl Numbers<'_> {
-    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
-        let (first, rest) = self.0.split_first_chunk::<N>()?;
-        self.0 = rest;
-        Some(*first)
-    }
-
-    fn word(&mut self) -> Option<u32> {
-        self.take().map(u32::from_ne_bytes)
-    }
-
-    fn long(&mut self) -> Option<u64> {
-        self.take().map(u64::from_ne_bytes)
-    }
-
-    fn longs<const N: usize>(&mut self) -> Option<[u64; N]> {
-        let mut all = [0; N];
-        for number in &mut all {
-            *number = self.long()?;
-        }
-        Some(all)
-    }
-
-    fn traffic(&mut self) -> Option<Traffic> {
-        let [requests, served, sent, received] = self.longs()?;
-        Some(Traffic { requests, served, sent, received })
-    }
-}
+record!(Endpoint Qp Id);
 
 #[cfg(test)]
 mod tests {
@@ -305,6 +135,7 @@ mod tests {
             destination_port: 6,
             space: 7,
             state: 8,
+            reserved: 0,
             qp: 10,
             peer_qp: 11,
         };
@@ -331,5 +162,67 @@ mod tests {
         assert_eq!(bytes.len(), QP);
         bytes.push(1);
         assert_eq!(Qp::parse(&bytes), Some(qp));
+    }
+
+    /// Records are on the wire as they were.
+    #[test]
+    fn the_wire_is_as_fixed() {
+        let record = |name: &str| {
+            let mut lines = include_str!("../tests/agent-messages.txt").lines();
+            let hex = lines.find_map(|l| l.strip_prefix(name)).unwrap().trim();
+            let octet = |i| u8::from_str_radix(&hex[i..i + 2], 16).unwrap();
+            (64..hex.len()).step_by(2).map(octet).collect::<Vec<u8>>()
+        };
+        let (gid, peer_gid) = (
+            [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 244, 0, 2],
+            [0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3],
+        );
+        let counted = |first: u64| Traffic {
+            requests: first,
+            served: first + 1,
+            sent: first + 2,
+            received: first + 3,
+        };
+        let endpoint = 0x0102_0304_0506_0708;
+        let from = |first: u64| move |i: usize| first + i as u64;
+        let want = Endpoint {
+            endpoint,
+            used: core::array::from_fn(from(100)),
+            limits: core::array::from_fn(from(200)),
+            traffic: [counted(300), counted(304), counted(308)],
+            errors: 400,
+            reasons: core::array::from_fn(from(500)),
+        };
+        assert_eq!(Endpoint::parse(&record("statistics-endpoints")), Some(want));
+        let want = Qp {
+            endpoint,
+            number: 7,
+            peer: 8,
+            gid,
+            peer_gid,
+            pid: 9,
+            service: 2,
+            state: 3,
+            path: 2,
+            last_error: 12,
+            traffic: counted(31),
+            errors: 35,
+        };
+        assert_eq!(Qp::parse(&record("statistics-qps")), Some(want));
+        let want = Id {
+            endpoint,
+            number: 7,
+            pid: 8,
+            source: gid,
+            destination: peer_gid,
+            source_port: 18515,
+            destination_port: 18516,
+            space: 0x106,
+            state: 9,
+            reserved: 0,
+            qp: 41,
+            peer_qp: 42,
+        };
+        assert_eq!(Id::parse(&record("statistics-ids")), Some(want));
     }
 }

@@ -83,15 +83,7 @@ func Start(ctx context.Context, cfg Config) (_ *Agent, err error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("heddled must run as root: it loads BPF programs and makes network devices")
 	}
-	if cfg.Packets == "" {
-		cfg.Packets = model.PacketsAuto
-	}
-	if cfg.EndpointSockets == 0 {
-		cfg.EndpointSockets = DefaultEndpointSockets
-	}
-	if cfg.CompareMaps == 0 {
-		cfg.CompareMaps = defaultCompareMaps
-	}
+	cfg.setDefaults()
 	a := compose(&host{cfg: cfg, log: cfg.Log, started: time.Now(), known: newRegistry(), traps: trap.New()})
 	a.away = newAway(a.traps.AwayChanged)
 	if a.log == nil {
@@ -102,50 +94,34 @@ func Start(ctx context.Context, cfg Config) (_ *Agent, err error) {
 			err = errors.Join(err, a.Close(), a.group.leave())
 		}
 	}()
-	if err := a.flows.openExport(); err != nil {
-		return nil, err
-	}
-	for _, dir := range []string{cfg.StateDir, filepath.Dir(cfg.APISocket), filepath.Dir(cfg.SeccompSocket)} {
-		if err := durable.MakeDir(dir, 0o700); err != nil {
+	for _, step := range []func() error{
+		a.flows.openExport, a.makeFolders, a.checkHost,
+		// The socket before anything else: whoever holds it is this node's one agent.
+		func() (err error) { a.listener, err = api.Listen(cfg.APISocket); return err },
+		func() (err error) { a.group, err = enterCgroup(cfg.Cgroup); return err },
+		func() error { return a.join(ctx) },
+		a.setUpEncryption, a.setUpInner, a.chooseFamilies, a.setupKernel, a.listenForCalls,
+		func() error { return a.restorer.restore(ctx) },
+	} {
+		if err := step(); err != nil {
 			return nil, err
 		}
-	}
-	if err := a.checkHost(); err != nil {
-		return nil, err
-	}
-	// The socket before anything else: whoever holds it is this node's one agent.
-	if a.listener, err = api.Listen(cfg.APISocket); err != nil {
-		return nil, err
-	}
-	if a.group, err = enterCgroup(cfg.Cgroup); err != nil {
-		return nil, err
-	}
-	if err := a.join(ctx); err != nil {
-		return nil, err
-	}
-	if err := a.setUpEncryption(); err != nil {
-		return nil, err
-	}
-	if err := a.setUpInner(); err != nil {
-		return nil, err
-	}
-	if err := a.chooseFamilies(); err != nil {
-		return nil, err
-	}
-	if err := a.setupKernel(); err != nil {
-		return nil, err
-	}
-	if err := a.listenForCalls(); err != nil {
-		return nil, err
-	}
-	if err := a.restorer.restore(ctx); err != nil {
-		return nil, err
 	}
 	if cfg.DockerPlugin == "" {
 		return a, nil
 	}
 	a.plugin, err = api.Listen(cfg.DockerPlugin)
 	return a, err
+}
+
+// makeFolders makes those that the agent's state and sockets are in.
+func (a *Agent) makeFolders() error {
+	for _, dir := range []string{a.cfg.StateDir, filepath.Dir(a.cfg.APISocket), filepath.Dir(a.cfg.SeccompSocket)} {
+		if err := durable.MakeDir(dir, 0o700); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // join opens the store, sets or checks the network's parameters and registers this node.

@@ -324,3 +324,16 @@ func (c Config) storeAddrs(log *slog.Logger) []netip.AddrPort {
 	}
 	return out
 }
+
+// setDefaults fills in what was left out.
+func (c *Config) setDefaults() {
+	if c.Packets == "" {
+		c.Packets = model.PacketsAuto
+	}
+	if c.EndpointSockets == 0 {
+		c.EndpointSockets = DefaultEndpointSockets
+	}
+	if c.CompareMaps == 0 {
+		c.CompareMaps = defaultCompareMaps
+	}
+}

@@ -92,9 +92,13 @@ func (h *history) step(s differ.Step) {
 	case "exit":
 		delete(h.slots, s.At)
 	}
-	if sock == nil {
-		return
+	if sock != nil {
+		h.act(s, sock, slots)
 	}
+}
+
+// act notes what a step does to a socket that is there, or with it.
+func (h *history) act(s differ.Step, sock *socket, slots map[int]*socket) {
 	switch s.Op {
 	case "bind":
 		sock.tryBind(*s.Addr)

@@ -239,9 +239,11 @@ func (l stacksLab) testRedis(t *testing.T) {
 func (l stacksLab) testIperf(t *testing.T) {
 	l = l.with(t)
 	server := l.run("n1/c1", "iperf3", "-s", "--forceflush")
-	server.WaitFor("Server listening")
+	runs := 0
 	for _, more := range [][]string{{}, {"-R"}, {"-P", "4"}} {
 		for _, where := range []string{"n1/c2", "n2/c1"} {
+			runs++ // it listens anew for each
+			testutil.EventuallyTrue(t, "iperf3 listens", func() bool { return strings.Count(server.Output(), "Server listening") == runs })
 			l.must(where, append([]string{"iperf3", "-t", "1", "-c", l.address("n1/c1")}, more...)...)
 		}
 	}

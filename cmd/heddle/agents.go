@@ -18,13 +18,14 @@ import (
 
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/patience"
 )
 
 // labRunFolder holds LAB/NODE/api.sock of every lab that is up.
 const labRunFolder = "/run/heddle/lab"
 
 // askTimeout bounds one question to all agents.
-const askTimeout = 15 * time.Second
+var askTimeout = patience.For(15 * time.Second)
 
 // askAtOnce bounds how many agents are asked at the same time.
 const askAtOnce = 64

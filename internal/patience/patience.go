@@ -1,7 +1,7 @@
 // Package patience bounds waits for programs of this machine to get ready and to answer: those of
-// the lab and of tests, and an agent's for its fd keeper and its store. On machines that are slow
-// beyond all measure, as emulated ones are, HEDDLE_PATIENCE makes every such bound that many times
-// longer.
+// the lab, of tests and of `heddle`, and an agent's for its fd keeper and its store. On
+// machines slow beyond all measure, as emulated ones are, HEDDLE_PATIENCE makes every such bound
+// that many times longer.
 package patience
 
 import (

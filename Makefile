@@ -24,7 +24,7 @@ TEST_PACKAGES  := nginx-light curl wrk redis-server redis-tools memcached etcd-s
                   default-jdk-headless iputils-ping tcpdump openssl libc6-dev strace traceroute bind9-dnsutils dnsmasq-base openmpi-bin \
                   libpython3.11-testsuite containernetworking-plugins systemd net-tools lsof psmisc prometheus musl-tools $(UDP_PACKAGES) $(VERBS_PACKAGES)
 # Programs of others that use verbs, and the library that ours stands in for.
-VERBS_PACKAGES := libibverbs1 ibverbs-utils perftest rdmacm-utils ucx-utils
+VERBS_PACKAGES := libibverbs1 ibverbs-utils perftest rdmacm-utils ucx-utils iperf netpipe-tcp netcat-traditional wget curl
 CONFORMANCE_PACKAGES := libpython3.11-testsuite python3 gcc libc6-dev openssl stress-ng
 # Container engines that the tests start themselves, and what their containers have in them.
 ENGINE_PACKAGES := docker.io docker-compose iptables podman containerd containernetworking-plugins busybox-static
@@ -62,6 +62,7 @@ help:
 	@echo "make test    every test, without and with root (root)"
 	@echo "make test-ui  the page of 'heddle ui' in Debian's Chromium, which it installs (root; a minute)"
 	@echo "make test-lsm  the second lock, on security hooks, and what the verifier of Debian's kernel says of all BPF programs, in emulated machines (root)"
+	@echo "make test-nerdctl  containers of nerdctl, which is built first (root; a minute, and some for the build)"
 	@echo "make test-rdma-card  RDMA with a card, emulated, in two emulated machines (root)"
 	@echo "make test-arm64  the BPF programs on Debian's kernel for arm64, in an emulated machine (root)"
 	@echo "make test-arm64-lab  the core scenarios there, with the package for arm64 on Debian's programs for arm64 (root; half an hour)"
@@ -415,6 +416,16 @@ test-rdma-card: need-root machine build
 	@mkdir -p $(OUT)/card && install $(OUT)/rust/release/examples/{agent,hostile} $(OUT)/rust/attack/release/heddle-rdma $(OUT)/card/
 	HEDDLE_KERNEL=$$(ls -d $(CURDIR)/$(OUT)/kernel/linux-image-*.deb) HEDDLE_BIN=$(CURDIR)/$(BIN) HEDDLE_CARD=$(CURDIR)/$(OUT)/card \
 		$(GO) test ./test/card -count=1 -v -timeout 15m
+
+# Containers of nerdctl, which Debian has not: built of its module, with what that pins. Some minutes the first time.
+.PHONY: test-nerdctl
+NERDCTL := github.com/containerd/nerdctl/v2@v2.1.2
+$(OUT)/nerdctl:
+	@mkdir -p $(OUT)
+	cd "$$($(GO) mod download -json $(NERDCTL) | sed -n 's/.*"Dir": "\(.*\)".*/\1/p')" && $(GO) build -o $(CURDIR)/$@ ./cmd/nerdctl
+test-nerdctl: need-root build lab-packages $(OUT)/nerdctl
+	$(call install,$(ENGINE_PACKAGES) $(VERBS_PACKAGES))
+	HEDDLE_TEST_LAB=nerdctl HEDDLE_NERDCTL=$(CURDIR)/$(OUT)/nerdctl HEDDLE_BIN=$(CURDIR)/$(BIN) $(GO) test ./test/engines -run TestNerdctl -count=1 -v -timeout 5m
 
 # A virtual machine without a network device, in a container of a lab. Some 40 seconds.
 .PHONY: test-vm

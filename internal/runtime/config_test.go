@@ -162,12 +162,14 @@ func FuzzAddListener(f *testing.F) {
 	})
 }
 
-// TestEditBundleOfDocker: Docker names no endpoint and no namespace; its hook says that there may
-// be one.
-func TestEditBundleOfDocker(t *testing.T) {
+// TestEditBundleOfLateNetwork: Docker and nerdctl name no endpoint and no namespace; their hooks say
+// that there may be one.
+func TestEditBundleOfLateNetwork(t *testing.T) {
 	const hook = `"hooks":{"prestart":[{"path":"/proc/1/exe","args":["libnetwork-setkey","-exec-root=/var/run/docker","0123","4567"]}]}`
+	const nerdctl = `"hooks":{"createRuntime":[{"path":"/n","args":["/n","--data-root=/d","internal","oci-hook","createRuntime"]}],"poststop":[]}`
 	for config, want := range map[string]bool{
 		`{` + hook + `,"linux":{"namespaces":[{"type":"network"}]}}`:                                                          true,
+		`{` + nerdctl + `,"linux":{"namespaces":[{"type":"network"}]}}`:                                                       true,
 		`{` + hook + `,"linux":{"namespaces":[{"type":"pid"}]}}`:                                                              false, // --network host
 		`{"hooks":{"prestart":[{"path":"/x","args":["other"]},{"path":"/y"},7]},"linux":{"namespaces":[{"type":"network"}]}}`: false,
 		`{"hooks":[],"linux":{"namespaces":[{"type":"network"}]}}`:                                                            false,

@@ -16,8 +16,8 @@ import (
 	"heddle.dev/heddle/internal/plane/verbs/folder"
 )
 
-// Docker gives a container its network, and so its endpoint, when the namespaces are there that the
-// real runtime makes. What the container has of its endpoint is mounted then.
+// Docker and nerdctl give a container its network, and so its endpoint, when the namespaces are
+// there that the real runtime makes. What the container has of its endpoint is mounted then.
 
 // verbsCommand is the argument by which the real runtime calls this program back.
 const verbsCommand = "heddle-late-verbs"

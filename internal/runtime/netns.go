@@ -31,7 +31,7 @@ func inEndpoint(config object, socket string, all bool) (ours bool, problem stri
 		}
 		path, _ := namespace["path"].(string)
 		if path == "" { // made by the real runtime: no endpoint can be there yet
-			return all || hasDockerHook(config), "", nil
+			return all || networksComeLate(config), "", nil
 		}
 		own, err := hasNamespace(config, "network", "/proc/self/ns/net")
 		if err != nil || !own || all {
@@ -103,21 +103,24 @@ func netnsPath(config object) string {
 	return ""
 }
 
-// dockerHook is the argument of the hook by which Docker moves its networks' devices into the
-// namespace that the real runtime makes.
-const dockerHook = "libnetwork-setkey"
+// Hooks by which engines give a container networks in the namespace that the real runtime makes:
+// Docker moves devices into it, nerdctl has CNI attach it.
+const (
+	dockerHook  = "libnetwork-setkey"
+	nerdctlHook = "oci-hook"
+)
 
-// hasDockerHook reports whether Docker gives the container networks once its namespace is there:
-// one may be Heddle's.
-func hasDockerHook(config object) bool {
+// networksComeLate reports whether the container's engine gives it networks once its namespace is
+// there: one may be Heddle's.
+func networksComeLate(config object) bool {
 	hooks, _ := config["hooks"].(object)
-	list, _ := hooks["prestart"].([]any)
-	for _, e := range list {
-		hook, _ := e.(object)
-		args, _ := hook["args"].([]any)
-		if len(args) > 0 && args[0] == dockerHook {
-			return true
-		}
+	has := func(when, arg string) bool {
+		list, _ := hooks[when].([]any)
+		return slices.ContainsFunc(list, func(e any) bool {
+			hook, _ := e.(object)
+			args, _ := hook["args"].([]any)
+			return slices.Contains(args, any(arg))
+		})
 	}
-	return false
+	return has("prestart", dockerHook) || has("createRuntime", nerdctlHook)
 }

@@ -87,7 +87,7 @@ func findVerbs(config object, to target, dirs []string) (binds []bind, lacks str
 		return nil, "", err
 	}
 	from := func(path string) func(target) string { return func(target) string { return path } }
-	if (to.endpoint == "" || to.endpoint == model.EndpointByNetns) && netnsPath(config) == "" && hasDockerHook(config) {
+	if (to.endpoint == "" || to.endpoint == model.EndpointByNetns) && netnsPath(config) == "" && networksComeLate(config) {
 		err = addLateVerbs(config, to)
 	} else {
 		var e model.Endpoint

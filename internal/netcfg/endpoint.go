@@ -181,7 +181,7 @@ func AddEndpoint(cfg EndpointConfig) (_ EndpointDevice, err error) {
 	if made {
 		defer func() {
 			if err != nil {
-				err = errors.Join(err, DelEndpoint(cfg.ID, cfg.Addrs))
+				err = errors.Join(err, DelEndpoint(cfg.ID, cfg.Addrs, cfg.Table))
 			}
 		}()
 	}
@@ -451,7 +451,7 @@ func setHostSide(h *netlink.Handle, host netlink.Link, cfg EndpointConfig, fresh
 		neighbours[a] = containerMAC(cfg.ID).String()
 		dst := netip.PrefixFrom(a, a.BitLen())
 		want = append(want, route{table: unix.RT_TABLE_MAIN, dst: dst, kind: unix.RTN_UNICAST, link: index, src: sameFamily(a, cfg.Gateways), advMSS: loopbackMSS(a)})
-		local := route{table: cfg.Table, dst: dst, kind: unix.RTN_LOCAL, link: LoopbackIfindex}
+		local := localRoute(cfg.Table, a)
 		if cfg.Intercepted {
 			want = append(want, local)
 		} else if err := deleteRoute(h, local); err != nil {
@@ -478,33 +478,37 @@ func dropOldAddrs(h *netlink.Handle, have map[routeKey]route, index int, cfg End
 	})
 }
 
-// DelEndpoint takes away what AddEndpoint made for id and addrs. What is not there, or went with
-// the container's namespace, is no error; a device of the same name that is not Heddle's stays.
-func DelEndpoint(id model.EndpointID, addrs []netip.Addr) error {
+// DelEndpoint takes away what AddEndpoint made for id and addrs with a table. What is not there, or
+// went with the container's namespace, is no error; a device of the same name that is not Heddle's
+// stays.
+func DelEndpoint(id model.EndpointID, addrs []netip.Addr, table int) error {
 	h, err := open()
 	if err != nil {
 		return err
 	}
 	defer h.Close()
 	// Local routes first: with the device, the addresses' other routes go.
-	have, err := ownRoutes(h)
-	if err != nil {
-		return fmt.Errorf("endpoint %d: %w", id, err)
+	var errs []error
+	for _, a := range addrs {
+		errs = append(errs, deleteRoute(h, localRoute(table, a)))
 	}
-	errs := []error{pruneRoutes(h, have, func(r route) bool {
-		return r.kind == unix.RTN_LOCAL && slices.Contains(addrs, r.dst.Addr())
-	})}
 	host, err := findLink(h, deviceName(id))
 	errs = append(errs, err)
 	if host != nil {
 		if found, ours := endpointOf(host); ours && found == id {
-			errs = append(errs, deleteLink(h, host))
+			_, err := deleteSeen(h, host)
+			errs = append(errs, err)
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("endpoint %d: %w", id, err)
 	}
 	return nil
+}
+
+// localRoute makes an endpoint's address local to the node for marked packets.
+func localRoute(table int, a netip.Addr) route {
+	return route{table: table, dst: netip.PrefixFrom(a, a.BitLen()), kind: unix.RTN_LOCAL, link: LoopbackIfindex}
 }
 
 // KeepLocal removes the routes that make addresses of endpoints local to the node for marked

@@ -196,7 +196,7 @@ func TestRepeatAndTeardown6(t *testing.T) {
 			t.Errorf("link-local or tentative addresses:\n%s", state)
 		}
 	}
-	in(t, top.node[0], func() error { return DelEndpoint(cfg.ID, cfg.Addrs) })
+	in(t, top.node[0], func() error { return DelEndpoint(cfg.ID, cfg.Addrs, cfg.Table) })
 	if left := dumpState(t, top.node[0]); strings.Contains(left, "fd99::a63:102") {
 		t.Errorf("after DelEndpoint:\n%s", left)
 	}

@@ -55,7 +55,7 @@ func TestMoved(t *testing.T) {
 			t.Errorf("to %s: seen as %q, want %s: %v", at, got, seen, err)
 		}
 	}
-	in(t, top.node[0], func() error { return DelEndpoint(cfg.ID, cfg.Addrs) })
+	in(t, top.node[0], func() error { return DelEndpoint(cfg.ID, cfg.Addrs, cfg.Table) })
 	setPeers()
 	for i, want := range before {
 		sameState(t, top.node[i], "moved back", want)

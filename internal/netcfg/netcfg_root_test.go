@@ -123,7 +123,7 @@ func TestRepeatAndTeardown(t *testing.T) {
 	}
 
 	for range 2 {
-		in(t, top.node[0], func() error { return DelEndpoint(cfg.ID, cfg.Addrs) })
+		in(t, top.node[0], func() error { return DelEndpoint(cfg.ID, cfg.Addrs, cfg.Table) })
 		if left := dumpState(t, top.node[0]); strings.Contains(left, "10.99.1.2") || strings.Contains(left, "hd2a") {
 			t.Errorf("after DelEndpoint:\n%s", left)
 		}
@@ -252,8 +252,8 @@ func TestEndpointsAndVanished(t *testing.T) {
 	if got := list(); len(got) != 1 || got[0].ID != 2 {
 		t.Errorf("Endpoints = %+v", got)
 	}
-	in(t, top.node[0], func() error { return DelEndpoint(1, cfgs[0].Addrs) })
-	in(t, top.node[0], func() error { return DelEndpoint(9, nil) })
+	in(t, top.node[0], func() error { return DelEndpoint(1, cfgs[0].Addrs, testTable) })
+	in(t, top.node[0], func() error { return DelEndpoint(9, nil, testTable) })
 	if state := dumpState(t, top.node[0]); !strings.Contains(state, "hd9@hd8") {
 		t.Error("DelEndpoint deleted a device that is not Heddle's")
 	}

@@ -90,7 +90,7 @@ func TestOwnStack(t *testing.T) {
 		t.Fatal(err)
 	}
 	chosen("left with a range of its own", "20000 30000")
-	in(t, node, func() error { return DelEndpoint(cfg.ID, cfg.Addrs) })
+	in(t, node, func() error { return DelEndpoint(cfg.ID, cfg.Addrs, cfg.Table) })
 	sameState(t, cfg.NetnsPath, "gone, container", fresh)
 	sameState(t, node, "gone", bare)
 	if err := LeaveOwnStack("/run/netns/not-there", cfg.ID, ports); err != nil {

@@ -53,7 +53,7 @@ func PrepareEndpoint(cfg EndpointConfig) (_ Waiting, err error) {
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, DelEndpoint(cfg.ID, cfg.Addrs))
+			err = errors.Join(err, DelEndpoint(cfg.ID, cfg.Addrs, cfg.Table))
 		}
 	}()
 	host, err := h.LinkByName(name)

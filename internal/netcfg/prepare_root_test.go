@@ -69,7 +69,7 @@ func TestPrepareEndpoint(t *testing.T) {
 	top.add(t, 0, cfg)
 	sameState(t, node, "repeat", adoptedOutside)
 	sameState(t, container, "repeat, container", adopted)
-	in(t, node, func() error { return DelEndpoint(cfg.ID, cfg.Addrs) })
+	in(t, node, func() error { return DelEndpoint(cfg.ID, cfg.Addrs, cfg.Table) })
 	sameState(t, node, "gone", bare)
 	sameState(t, container, "gone, container", fresh)
 }
@@ -81,7 +81,7 @@ func TestPrepareTakenBack(t *testing.T) {
 	cfg := top.endpoint(t, 0, 0x2a, c1)
 	before := dumpState(t, top.node[0])
 	in(t, top.node[0], func() error { _, err := PrepareEndpoint(cfg); return err })
-	in(t, top.node[0], func() error { return DelEndpoint(cfg.ID, cfg.Addrs) })
+	in(t, top.node[0], func() error { return DelEndpoint(cfg.ID, cfg.Addrs, cfg.Table) })
 	sameState(t, top.node[0], "taken back", before)
 }
 
@@ -143,7 +143,7 @@ func TestGuardComesFirst(t *testing.T) {
 	if guarded != 2 {
 		t.Errorf("guarded %d times; want at each of two calls: the programs may be new", guarded)
 	}
-	in(t, node, func() error { return DelEndpoint(cfg.ID, cfg.Addrs) })
+	in(t, node, func() error { return DelEndpoint(cfg.ID, cfg.Addrs, cfg.Table) })
 	cfg.Guard = func(int) error { return errors.New("no programs") }
 	mustFail(t, node, func() error { _, err := AddEndpoint(cfg); return err }, "guard", "no programs")
 	sameState(t, node, "guard that failed", before)

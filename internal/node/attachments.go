@@ -35,7 +35,7 @@ func (at *attachments) attachSteps(e model.Endpoint, dev *netcfg.EndpointDevice)
 			"make devices", func() (err error) {
 				*dev, err = at.addDevice(e)
 				return err
-			}, func() error { return errors.Join(at.leaveDevice(e), netcfg.DelEndpoint(e.ID, e.Addrs)) },
+			}, func() error { return errors.Join(at.leaveDevice(e), netcfg.DelEndpoint(e.ID, e.Addrs, model.Table)) },
 		},
 		{"network namespace", func() error { return at.setNetns(e.ID, uint64(dev.Netns)) }, nil},
 		{"attach", func() error { return at.planes.Attach(e, *dev) }, func() error {
@@ -51,7 +51,7 @@ func (at *attachments) attach(e model.Endpoint) error {
 	var dev netcfg.EndpointDevice
 	if err := doSteps(at.attachSteps(e, &dev)); err != nil {
 		if dev.Made {
-			err = errors.Join(err, netcfg.DelEndpoint(e.ID, e.Addrs))
+			err = errors.Join(err, netcfg.DelEndpoint(e.ID, e.Addrs, model.Table))
 		}
 		return fmt.Errorf("endpoint %s: %w", e.Name, err)
 	}
@@ -124,7 +124,7 @@ func (at *attachments) removeStaleDevices(keep map[model.EndpointID]bool) error 
 		if !keep[l.ID] {
 			at.log.Warn("removing the device of an endpoint nobody knows; if its container lives it has no network: restart it",
 				"device", l.Name, "endpoint_id", l.ID)
-			errs = append(errs, netcfg.DelEndpoint(l.ID, nil))
+			errs = append(errs, netcfg.DelEndpoint(l.ID, nil, model.Table))
 		}
 	}
 	return errors.Join(errs...)

@@ -279,7 +279,7 @@ func (rs *restorer) leaveMoved(state store.State) {
 			continue
 		}
 		rs.log.Warn("endpoint has migrated to another node while no agent ran", "endpoint", e.Name, "id", e.ID, "addrs", e.Addrs, "to", node)
-		if err := errors.Join(rs.planes.Detach(e), rs.migration.cutLeaving(e), netcfg.DelEndpoint(e.ID, e.Addrs)); err != nil {
+		if err := errors.Join(rs.planes.Detach(e), rs.migration.cutLeaving(e), netcfg.DelEndpoint(e.ID, e.Addrs, model.Table)); err != nil {
 			rs.log.Error("what is left of an endpoint that has migrated stays", "endpoint", e.Name, "err", err)
 		}
 		rs.record.Endpoints = slices.DeleteFunc(rs.record.Endpoints, func(x model.Endpoint) bool { return x.ID == e.ID })

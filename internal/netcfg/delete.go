@@ -17,7 +17,7 @@ import (
 // grace period of RCU, some 12 ms, before it frees the last memory of the device and answers; a
 // thread of its own waits for that. Kernels before 6.2 do not say when the device is gone, and are
 // waited for: told is false.
-func deleteSeen(h *netlink.Handle, l netlink.Link) (told bool, err error) {
+func deleteSeen(l netlink.Link) (told bool, err error) {
 	told, err = deleteEchoed(l.Attrs().Index)
 	if err != nil {
 		return false, fmt.Errorf("delete device %s: %w", l.Attrs().Name, err)
@@ -26,7 +26,7 @@ func deleteSeen(h *netlink.Handle, l netlink.Link) (told bool, err error) {
 		return false, nil
 	}
 	// It is told of the first end of a pair, under the lock that this question waits for.
-	left, err := findLink(h, l.Attrs().Name)
+	left, err := findLink(l.Attrs().Name)
 	if err == nil && left != nil && left.Attrs().Index == l.Attrs().Index {
 		err = fmt.Errorf("delete device %s: the kernel says that it is gone, and it is there", l.Attrs().Name)
 	}

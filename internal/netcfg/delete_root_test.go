@@ -35,10 +35,10 @@ func TestDeleteSeen(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			if told, err := deleteSeen(h, l); err != nil || !told {
+			if told, err := deleteSeen(l); err != nil || !told {
 				t.Fatalf("deleteSeen: told %v, %v", told, err)
 			}
-			if told, err := deleteSeen(h, l); err != nil || told {
+			if told, err := deleteSeen(l); err != nil || told {
 				t.Fatalf("deleteSeen of what is gone: told %v, %v", told, err)
 			}
 		}
@@ -46,7 +46,7 @@ func TestDeleteSeen(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if _, err := deleteSeen(h, lo); err == nil {
+		if _, err := deleteSeen(lo); err == nil {
 			t.Error("lo can be deleted")
 		}
 		return nil

@@ -171,7 +171,7 @@ func AddEndpoint(cfg EndpointConfig) (_ EndpointDevice, err error) {
 		return EndpointDevice{}, err
 	}
 	defer h.Close()
-	if err := cfg.setMTU(h); err != nil {
+	if err := cfg.setMTU(); err != nil {
 		return EndpointDevice{}, err
 	}
 	host, made, err := setPair(h, ns, cfg)
@@ -215,13 +215,13 @@ func AddEndpoint(cfg EndpointConfig) (_ EndpointDevice, err error) {
 }
 
 // setMTU makes the overlay device's the MTU if none was asked for.
-func (c *EndpointConfig) setMTU(h *netlink.Handle) error {
+func (c *EndpointConfig) setMTU() error {
 	if c.MTU != 0 {
 		return nil
 	}
-	overlay, err := h.LinkByName(OverlayDevice)
+	overlay, err := getLink(OverlayDevice)
 	if err != nil {
-		return fmt.Errorf("endpoint %d: device %s: %w; set the node up first", c.ID, OverlayDevice, err)
+		return fmt.Errorf("endpoint %d: %w; set the node up first", c.ID, err)
 	}
 	c.MTU = overlay.Attrs().MTU
 	return nil
@@ -259,7 +259,7 @@ func openContainer(path string) (*os.File, error) {
 // replaced.
 func setPair(h *netlink.Handle, ns *os.File, cfg EndpointConfig) (host netlink.Link, made bool, err error) {
 	name := deviceName(cfg.ID)
-	host, err = findLink(h, name)
+	host, err = findLink(name)
 	if err != nil {
 		return nil, false, err
 	}
@@ -287,9 +287,9 @@ func setPair(h *netlink.Handle, ns *os.File, cfg EndpointConfig) (host netlink.L
 		}
 		return nil, false, fmt.Errorf("add device %s: %w", name, err)
 	}
-	host, err = h.LinkByName(name)
+	host, err = getLink(name)
 	if err != nil {
-		return nil, false, errors.Join(fmt.Errorf("device %s: %w", name, err), deleteLink(h, pair))
+		return nil, false, errors.Join(err, deleteLink(h, pair))
 	}
 	return host, true, nil
 }
@@ -311,7 +311,7 @@ func isJoined(ns *os.File, host netlink.Link, cfg EndpointConfig) (joined bool, 
 			return err
 		}
 		defer h.Close()
-		l, err := findLink(h, cfg.Device)
+		l, err := findLink(cfg.Device)
 		if err != nil || l == nil {
 			return err
 		}
@@ -332,9 +332,9 @@ func setContainerSide(cfg EndpointConfig, fresh bool) (node int, err error) {
 		return -1, err
 	}
 	defer h.Close()
-	eth, err := h.LinkByName(cfg.Device)
+	eth, err := getLink(cfg.Device)
 	if err != nil {
-		return -1, fmt.Errorf("device %s: %w", cfg.Device, err)
+		return -1, err
 	}
 	if err := setMTU(h, eth, cfg.MTU); err != nil {
 		return -1, err
@@ -356,15 +356,15 @@ func setContainerSide(cfg EndpointConfig, fresh bool) (node int, err error) {
 	if err := b.do(unix.EEXIST); err != nil {
 		return -1, err
 	}
-	if fresh {
-		err = awaitAddrs6(h, eth, slices.DeleteFunc(slices.Clone(cfg.Addrs), netip.Addr.Is4))
-	} else {
-		err = setAddrs(h, eth, cfg.Addrs)
+	if !fresh {
+		if err := setAddrs(h, eth, cfg.Addrs); err != nil {
+			return -1, err
+		}
 	}
-	if err != nil {
-		return -1, err
+	if err := setContainerRoutes(h, eth.Attrs().Index, cfg, fresh); err != nil || !fresh {
+		return eth.Attrs().NetNsID, err
 	}
-	return eth.Attrs().NetNsID, setContainerRoutes(h, eth.Attrs().Index, cfg, fresh)
+	return eth.Attrs().NetNsID, awaitAddrs6(eth, slices.DeleteFunc(slices.Clone(cfg.Addrs), netip.Addr.Is4))
 }
 
 // setContainerRoutes is the part of setContainerSide that leads out of the container. fresh says
@@ -492,11 +492,11 @@ func DelEndpoint(id model.EndpointID, addrs []netip.Addr, table int) error {
 	for _, a := range addrs {
 		errs = append(errs, deleteRoute(h, localRoute(table, a)))
 	}
-	host, err := findLink(h, deviceName(id))
+	host, err := findLink(deviceName(id))
 	errs = append(errs, err)
 	if host != nil {
 		if found, ours := endpointOf(host); ours && found == id {
-			_, err := deleteSeen(h, host)
+			_, err := deleteSeen(host)
 			errs = append(errs, err)
 		}
 	}

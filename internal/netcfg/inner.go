@@ -73,7 +73,7 @@ func RemoveInner() error {
 		return err
 	}
 	defer h.Close()
-	have, err := findLink(h, InnerDevice)
+	have, err := findLink(InnerDevice)
 	if err != nil || have == nil || have.Attrs().HardwareAddr.String() != InnerMAC {
 		return err
 	}

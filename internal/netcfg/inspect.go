@@ -39,7 +39,7 @@ func InspectEndpoint(cfg EndpointConfig) (EndpointState, error) {
 		return st, err
 	}
 	defer h.Close()
-	host, err := findLink(h, st.Name)
+	host, err := findLink(st.Name)
 	if err != nil {
 		return st, err
 	}

@@ -6,9 +6,11 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -152,24 +154,19 @@ func ready6(device string, addrs []netip.Addr) error {
 // How long the kernel may take to deliver packets to a new IPv6 address, and how often it is asked.
 const (
 	addressUsable = 2 * time.Second
-	addressPoll   = time.Millisecond
+	addressPoll   = 200 * time.Microsecond
 )
 
 // awaitAddrs6 waits until addresses that were just added to l receive packets: the kernel makes
 // their local routes in a worker of its own, mostly before this looks.
-func awaitAddrs6(h *netlink.Handle, l netlink.Link, addrs []netip.Addr) error {
+func awaitAddrs6(l netlink.Link, addrs []netip.Addr) error {
 	deadline := time.Now().Add(addressUsable)
 	for len(addrs) > 0 {
-		filter := &netlink.Route{Table: unix.RT_TABLE_LOCAL, LinkIndex: l.Attrs().Index}
-		routes, err := dump(func() ([]netlink.Route, error) {
-			return h.RouteListFiltered(netlink.FAMILY_V6, filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_OIF)
-		})
+		local, err := dump(func() ([]netip.Addr, error) { return localAddrs6(l.Attrs().Index) })
 		if err != nil {
 			return fmt.Errorf("list routes: %w", err)
 		}
-		addrs = slices.DeleteFunc(addrs, func(a netip.Addr) bool {
-			return slices.ContainsFunc(routes, func(r netlink.Route) bool { return fromIPNet(r.Dst).Addr() == a })
-		})
+		addrs = slices.DeleteFunc(addrs, func(a netip.Addr) bool { return slices.Contains(local, a) })
 		if len(addrs) == 0 {
 			return nil
 		}
@@ -179,6 +176,37 @@ func awaitAddrs6(h *netlink.Handle, l netlink.Link, addrs []netip.Addr) error {
 		time.Sleep(addressPoll)
 	}
 	return nil
+}
+
+// localAddrs6 lists the IPv6 addresses at which this namespace receives packets by a device.
+func localAddrs6(index int) (local []netip.Addr, err error) {
+	msg := nl.NewRtMsg()
+	msg.Family = unix.AF_INET6
+	order := nl.NativeEndian()
+	err = ask(unix.RTM_GETROUTE, unix.NLM_F_DUMP, func(m syscall.NetlinkMessage) bool {
+		if len(m.Data) < unix.SizeofRtMsg || m.Data[7] != unix.RTN_LOCAL {
+			return true
+		}
+		attrs, parse := syscall.ParseNetlinkRouteAttr(&m)
+		if parse != nil {
+			return true
+		}
+		var dst netip.Addr
+		by := 0
+		for _, a := range attrs {
+			switch {
+			case a.Attr.Type == unix.RTA_DST:
+				dst, _ = netip.AddrFromSlice(a.Value)
+			case a.Attr.Type == unix.RTA_OIF && len(a.Value) == 4:
+				by = int(order.Uint32(a.Value))
+			}
+		}
+		if by == index {
+			local = append(local, dst)
+		}
+		return true
+	}, msg)
+	return local, err
 }
 
 // enableIPv6 undoes for one device what the namespace's default may say, if it is to have one of

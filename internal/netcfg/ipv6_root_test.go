@@ -35,16 +35,11 @@ func dualStack(t *testing.T) *topology {
 
 // awaitAddr6 waits until an address that `ip` added to device is in use: the kernel takes its time.
 func awaitAddr6(device string, a netip.Addr) error {
-	h, err := open()
+	l, err := getLink(device)
 	if err != nil {
 		return err
 	}
-	defer h.Close()
-	l, err := h.LinkByName(device)
-	if err != nil {
-		return err
-	}
-	return awaitAddrs6(h, l, []netip.Addr{a})
+	return awaitAddrs6(l, []netip.Addr{a})
 }
 
 func dualConfig(i int) NodeConfig {

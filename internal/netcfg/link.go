@@ -42,18 +42,6 @@ func dump[T any](list func() ([]T, error)) ([]T, error) {
 	return out, err
 }
 
-// findLink gives the link called name, or nil if there is none.
-func findLink(h *netlink.Handle, name string) (netlink.Link, error) {
-	l, err := h.LinkByName(name)
-	if errors.As(err, &netlink.LinkNotFoundError{}) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("device %s: %w", name, err)
-	}
-	return l, nil
-}
-
 // deleteLink deletes l; that it has gone by itself is no error.
 func deleteLink(h *netlink.Handle, l netlink.Link) error {
 	err := h.LinkDel(l)
@@ -120,7 +108,7 @@ func setAddrs(h *netlink.Handle, l netlink.Link, want []netip.Addr) error {
 			return fmt.Errorf("device %s: add address %v: %w", name, a, err)
 		}
 	}
-	return awaitAddrs6(h, l, added6)
+	return awaitAddrs6(l, added6)
 }
 
 // NodeAddrs lists the addresses of all devices of this network namespace, sorted, each once: what

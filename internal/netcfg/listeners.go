@@ -62,7 +62,7 @@ func divertIfindex() (int, error) {
 		return 0, fmt.Errorf("open netlink: %w", err)
 	}
 	defer h.Close()
-	l, err := findLink(h, DivertDevice)
+	l, err := findLink(DivertDevice)
 	if err != nil || l == nil {
 		return 0, err
 	}

@@ -146,7 +146,7 @@ func setOverlayDevice(h *netlink.Handle, cfg NodeConfig, underlay netlink.Link) 
 		LinkAttrs: attrs, VxlanId: int(cfg.VNI), VtepDevIndex: underlay.Attrs().Index,
 		SrcAddr: cfg.vtep().AsSlice(), Port: int(cfg.VXLANPort), Learning: false,
 	}
-	have, err := findLink(h, OverlayDevice)
+	have, err := findLink(OverlayDevice)
 	if err != nil {
 		return nil, err
 	}
@@ -262,7 +262,7 @@ func addPair(h *netlink.Handle, device, mac, peer, peerMAC string) error {
 	macs := map[string]string{device: mac, peer: peerMAC}
 	found := 0
 	for name, mac := range macs {
-		l, err := findLink(h, name)
+		l, err := findLink(name)
 		if err != nil {
 			return err
 		}

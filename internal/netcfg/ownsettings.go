@@ -124,7 +124,7 @@ func followMetrics(kept Kept, device string, had, want map[string]string) error 
 		return err
 	}
 	defer h.Close()
-	link, err := findLink(h, device)
+	link, err := findLink(device)
 	if err != nil || link == nil {
 		return err
 	}

@@ -36,11 +36,11 @@ func PrepareEndpoint(cfg EndpointConfig) (_ Waiting, err error) {
 		return Waiting{}, err
 	}
 	defer h.Close()
-	if err := cfg.setMTU(h); err != nil {
+	if err := cfg.setMTU(); err != nil {
 		return Waiting{}, err
 	}
 	name := deviceName(cfg.ID)
-	there, err := findLink(h, name)
+	there, err := findLink(name)
 	if err != nil {
 		return Waiting{}, err
 	}
@@ -56,9 +56,9 @@ func PrepareEndpoint(cfg EndpointConfig) (_ Waiting, err error) {
 			err = errors.Join(err, DelEndpoint(cfg.ID, cfg.Addrs, cfg.Table))
 		}
 	}()
-	host, err := h.LinkByName(name)
+	host, err := getLink(name)
 	if err != nil {
-		return Waiting{}, fmt.Errorf("device %s: %w", name, err)
+		return Waiting{}, err
 	}
 	// Nothing of the node's own stack is to be at that end, nor to speak there.
 	if err := quietIPv6(waiting); err != nil {
@@ -94,7 +94,7 @@ func EngineDone(cfg EndpointConfig) (bool, error) {
 		return false, err
 	}
 	defer h.Close()
-	host, err := findLink(h, deviceName(cfg.ID))
+	host, err := findLink(deviceName(cfg.ID))
 	if err != nil || host == nil {
 		return false, err
 	}
@@ -116,7 +116,7 @@ func hasDefaultRoute(device string) (bool, error) {
 		return false, err
 	}
 	defer h.Close()
-	eth, err := findLink(h, device)
+	eth, err := findLink(device)
 	if err != nil || eth == nil {
 		return false, err
 	}

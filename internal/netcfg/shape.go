@@ -271,7 +271,7 @@ func below(c netlink.Class) int {
 }
 
 func findShapeDevice(h *netlink.Handle) (netlink.Link, error) {
-	dev, err := findLink(h, ShapeDevice)
+	dev, err := findLink(ShapeDevice)
 	if err != nil || dev == nil {
 		return nil, err
 	}

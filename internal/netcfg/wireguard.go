@@ -104,7 +104,7 @@ func SetWireGuard(w WireGuard) error {
 
 // wireGuardLink gives the device, which it makes unless it is there.
 func wireGuardLink(h *netlink.Handle) (netlink.Link, error) {
-	have, err := findLink(h, WireGuardDevice)
+	have, err := findLink(WireGuardDevice)
 	if err != nil {
 		return nil, err
 	}
@@ -269,7 +269,7 @@ func RemoveWireGuard() error {
 		return err
 	}
 	defer h.Close()
-	have, err := findLink(h, WireGuardDevice)
+	have, err := findLink(WireGuardDevice)
 	if err != nil || have == nil || have.Type() != "wireguard" {
 		return err
 	}

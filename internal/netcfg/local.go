@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -62,54 +64,70 @@ func isListed(r netlink.Route) bool {
 // FollowLocal calls changed with LocalPrefixes at once, and again whenever they are others, until
 // ctx ends or the kernel's messages are lost: then it gives the error, and may be called again.
 func FollowLocal(ctx context.Context, changed func([]netip.Prefix)) error {
-	done := make(chan struct{})
-	defer close(done)
-	updates, lost := make(chan netlink.RouteUpdate, 256), make(chan error, 1)
-	err := netlink.RouteSubscribeWithOptions(updates, done, netlink.RouteSubscribeOptions{ErrorCallback: func(err error) {
-		select {
-		case lost <- err:
-		default:
-		}
-	}})
-	if err != nil {
-		return fmt.Errorf("follow routes: %w", err)
-	}
-	// Whoever subscribed has to read, or the library's goroutine never ends.
-	defer func() {
-		go func() {
-			for range updates {
-			}
-		}()
-	}()
-	last, err := LocalPrefixes()
+	routes, err := followRoutes()
 	if err != nil {
 		return err
 	}
-	changed(last)
-	var debounced <-chan time.Time
-	for {
-		select {
-		case <-ctx.Done():
+	defer routes.Close()
+	defer context.AfterFunc(ctx, func() { _ = routes.Close() })()
+	message := make([]byte, answerBytes)
+	var last []netip.Prefix
+	for first := true; ; first = false {
+		next, err := LocalPrefixes()
+		if err != nil {
+			return err
+		}
+		if first || !slices.Equal(next, last) {
+			last = next
+			changed(next)
+		}
+		err = awaitLocal(routes, message)
+		if ctx.Err() != nil {
 			return nil
-		case err := <-lost:
+		}
+		if err != nil {
 			return fmt.Errorf("follow routes: %w", err)
-		case u, ok := <-updates:
-			if !ok {
-				return errors.New("follow routes: the kernel's messages ended")
-			}
-			if debounced == nil && u.Route.Table == unix.RT_TABLE_LOCAL && isListed(u.Route) {
-				debounced = time.After(localDebounce)
-			}
-		case <-debounced:
-			debounced = nil
-			next, err := LocalPrefixes()
-			if err != nil {
-				return err
-			}
-			if !slices.Equal(next, last) {
-				last = next
-				changed(next)
-			}
+		}
+	}
+}
+
+// followRoutes gives a socket that the kernel tells of each change of a route.
+func followRoutes() (*os.File, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("follow routes: open netlink: %w", err)
+	}
+	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: unix.RTMGRP_IPV4_ROUTE | unix.RTMGRP_IPV6_ROUTE}); err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("follow routes: %w", err)
+	}
+	return os.NewFile(uintptr(fd), "netlink"), nil
+}
+
+// awaitLocal waits for a change that may be one of LocalPrefixes, and for what comes with it. It
+// looks at no more than the kind of a route: each endpoint of the node has some of other tables.
+func awaitLocal(routes *os.File, message []byte) error {
+	for waits := true; waits; {
+		n, err := routes.Read(message)
+		if err != nil {
+			return err
+		}
+		all, err := syscall.ParseNetlinkMessage(message[:n])
+		if err != nil {
+			return err
+		}
+		for _, m := range all {
+			waits = waits && !(len(m.Data) >= unix.SizeofRtMsg && m.Data[4] == unix.RT_TABLE_LOCAL && (m.Data[7] == unix.RTN_LOCAL || m.Data[7] == unix.RTN_BROADCAST))
+		}
+	}
+	if err := routes.SetReadDeadline(time.Now().Add(localDebounce)); err != nil {
+		return err
+	}
+	for {
+		if _, err := routes.Read(message); errors.Is(err, os.ErrDeadlineExceeded) {
+			return routes.SetReadDeadline(time.Time{})
+		} else if err != nil {
+			return err
 		}
 	}
 }

@@ -77,7 +77,7 @@ func (r record) write(path string, endpoints [][]byte) error {
 }
 
 // recordBuffer is how much of a record is written at once, in bytes.
-const recordBuffer = 1 << 18
+const recordBuffer = 1 << 15
 
 // writeParts makes the file at path of a list, what is before and what is behind it, without one
 // copy of all of it.

@@ -66,6 +66,8 @@ type EndpointConfig struct {
 	// interface index, before the container's device is up: whatever ends the agent, no container
 	// sends a packet that they have not seen. nil for none.
 	Guard func(ifindex int) error
+	// Pair is what MakePair gave for the same endpoint; nil makes it.
+	Pair *Pair
 }
 
 // EndpointDevice describes an endpoint's veth pair.
@@ -158,9 +160,7 @@ func AddEndpoint(cfg EndpointConfig) (_ EndpointDevice, err error) {
 	if err := cfg.validate(); err != nil {
 		return EndpointDevice{}, err
 	}
-	if cfg.Device == "" {
-		cfg.Device = model.DefaultDevice
-	}
+	cfg.Device = cmp.Or(cfg.Device, model.DefaultDevice)
 	ns, err := openContainer(cfg.NetnsPath)
 	if err != nil {
 		return EndpointDevice{}, fmt.Errorf("endpoint %d: netns_path: %w", cfg.ID, err)
@@ -171,24 +171,20 @@ func AddEndpoint(cfg EndpointConfig) (_ EndpointDevice, err error) {
 		return EndpointDevice{}, err
 	}
 	defer h.Close()
-	if err := cfg.setMTU(); err != nil {
-		return EndpointDevice{}, err
+	pair := cfg.Pair
+	if pair == nil {
+		if pair, err = makePair(h, ns, cfg); err != nil {
+			return EndpointDevice{}, err
+		}
 	}
-	host, made, err := setPair(h, ns, cfg)
-	if err != nil {
-		return EndpointDevice{}, fmt.Errorf("endpoint %d: %w", cfg.ID, err)
-	}
+	host, made := pair.host, pair.made
+	cfg.MTU = pair.mtu
 	if made {
 		defer func() {
 			if err != nil {
 				err = errors.Join(err, DelEndpoint(cfg.ID, cfg.Addrs, cfg.Table))
 			}
 		}()
-	}
-	if cfg.Guard != nil {
-		if err := cfg.Guard(host.Attrs().Index); err != nil {
-			return EndpointDevice{}, fmt.Errorf("endpoint %d: guard: %w", cfg.ID, err)
-		}
 	}
 	ids := NetnsIDs{Container: host.Attrs().NetNsID}
 	err = netns.DoIn(ns, func() (err error) {
@@ -212,6 +208,55 @@ func AddEndpoint(cfg EndpointConfig) (_ EndpointDevice, err error) {
 		Netns: uint32(inode), Made: made, Ifindex: host.Attrs().Index, Name: host.Attrs().Name, HostMAC: hostMAC(cfg.ID).String(),
 		ContainerMAC: containerMAC(cfg.ID).String(), ContainerIfindex: host.Attrs().ParentIndex, MTU: cfg.MTU, IDs: ids,
 	}, nil
+}
+
+// Pair is an endpoint's pair that has its programs, and no addresses or routes yet.
+type Pair struct {
+	host netlink.Link
+	mtu  int  // bytes
+	made bool // by the call that gives it
+}
+
+// MakePair does of AddEndpoint what can be done before it is known that the endpoint may have its
+// addresses: nothing leads to the pair it makes, and its devices are down. AddEndpoint with Pair does the
+// rest, DelEndpoint undoes it.
+func MakePair(cfg EndpointConfig) (*Pair, error) {
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	cfg.Device = cmp.Or(cfg.Device, model.DefaultDevice)
+	ns, err := openContainer(cfg.NetnsPath)
+	if err != nil {
+		return nil, fmt.Errorf("endpoint %d: netns_path: %w", cfg.ID, err)
+	}
+	defer ns.Close()
+	h, err := open()
+	if err != nil {
+		return nil, err
+	}
+	defer h.Close()
+	return makePair(h, ns, cfg)
+}
+
+func makePair(h *netlink.Handle, ns *os.File, cfg EndpointConfig) (*Pair, error) {
+	if err := cfg.setMTU(); err != nil {
+		return nil, err
+	}
+	host, made, err := setPair(h, ns, cfg)
+	if err != nil {
+		return nil, fmt.Errorf("endpoint %d: %w", cfg.ID, err)
+	}
+	if cfg.Guard == nil {
+		return &Pair{host, cfg.MTU, made}, nil
+	}
+	if err := cfg.Guard(host.Attrs().Index); err != nil {
+		err = fmt.Errorf("endpoint %d: guard: %w", cfg.ID, err)
+		if made {
+			err = errors.Join(err, DelEndpoint(cfg.ID, cfg.Addrs, cfg.Table))
+		}
+		return nil, err
+	}
+	return &Pair{host, cfg.MTU, made}, nil
 }
 
 // setMTU makes the overlay device's the MTU if none was asked for.

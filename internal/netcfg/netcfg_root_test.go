@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -139,6 +140,53 @@ func TestRepeatAndTeardown(t *testing.T) {
 			return err
 		})
 		sameState(t, top.node[0], "Teardown", before)
+	}
+}
+
+// TestMakePair: nothing leads to a pair that is made ahead, AddEndpoint makes of it what it makes without,
+// and DelEndpoint takes it away.
+func TestMakePair(t *testing.T) {
+	top := newTopology(t)
+	top.setup(t, 0)
+	before := dumpState(t, top.node[0])
+	cfg := top.endpoint(t, 0, 0x2a, c1)
+	cfg.Intercepted = true
+	container := dumpState(t, cfg.NetnsPath)
+	add := func(cfg EndpointConfig) (node, inside string) {
+		top.add(t, 0, cfg)
+		index := regexp.MustCompile(`(?m)^\d+: |@if\d+`)
+		node, inside = index.ReplaceAllString(dumpState(t, top.node[0]), ""), index.ReplaceAllString(dumpState(t, cfg.NetnsPath), "")
+		in(t, top.node[0], func() error { return DelEndpoint(cfg.ID, cfg.Addrs, cfg.Table) })
+		return node, inside
+	}
+	wantNode, wantInside := add(cfg)
+	guarded := 0
+	cfg.Guard = func(int) error { guarded++; return nil }
+	for _, drop := range []bool{true, false} {
+		in(t, top.node[0], func() (err error) {
+			cfg.Pair, err = MakePair(cfg)
+			return err
+		})
+		for _, ns := range []string{top.node[0], cfg.NetnsPath} {
+			if links := run(t, ns, "ip -o link show up"); strings.Contains(links, "hd2a") || strings.Contains(links, "eth0") {
+				t.Errorf("an end of the pair is up:\n%s", links)
+			}
+			if state := dumpState(t, ns); strings.Contains(state, c1.String()) {
+				t.Errorf("something leads to the address:\n%s", state)
+			}
+		}
+		if !drop {
+			break
+		}
+		in(t, top.node[0], func() error { return DelEndpoint(cfg.ID, nil, cfg.Table) })
+		sameState(t, top.node[0], "pair made and dropped", before)
+		sameState(t, cfg.NetnsPath, "pair made and dropped, container", container)
+	}
+	node, inside := add(cfg)
+	sameLines(t, "with a pair made ahead", wantNode, node)
+	sameLines(t, "with a pair made ahead, container", wantInside, inside)
+	if guarded != 2 {
+		t.Errorf("guarded %d times; want once for each pair", guarded)
 	}
 }
 

@@ -20,6 +20,7 @@ type attachments struct {
 	// adopted are the endpoints whose device and address another network has made (model.Adopted):
 	// decision 0020.
 	adopted map[model.EndpointID]adopted
+	ahead   *netcfg.Pair // of the endpoint that is being made, if it has one already
 }
 
 // adopted is what must be known to leave such an endpoint's device again.
@@ -35,7 +36,10 @@ func (at *attachments) attachSteps(e model.Endpoint, dev *netcfg.EndpointDevice)
 			"make devices", func() (err error) {
 				*dev, err = at.addDevice(e)
 				return err
-			}, func() error { return errors.Join(at.leaveDevice(e), netcfg.DelEndpoint(e.ID, e.Addrs, model.Table)) },
+			}, func() error {
+				at.ahead = nil
+				return errors.Join(at.leaveDevice(e), netcfg.DelEndpoint(e.ID, e.Addrs, model.Table))
+			},
 		},
 		{"network namespace", func() error { return at.setNetns(e.ID, uint64(dev.Netns)) }, nil},
 		{"attach", func() error { return at.planes.Attach(e, *dev) }, func() error {
@@ -74,6 +78,7 @@ func (at *attachments) addDevice(e model.Endpoint) (netcfg.EndpointDevice, error
 	if e.Adopted == nil {
 		cfg := at.deviceConfig(e)
 		cfg.Guard = at.planes.Guard
+		cfg.Pair, at.ahead = at.ahead, nil
 		return netcfg.AddEndpoint(cfg)
 	}
 	dev, err := netcfg.AdoptEndpoint(at.deviceConfig(e))
@@ -82,6 +87,25 @@ func (at *attachments) addDevice(e model.Endpoint) (netcfg.EndpointDevice, error
 	}
 	at.adopted[e.ID] = adopted{dev.Ifindex, e.Addr4()}
 	return dev, errors.Join(at.planes.Guard(dev.Ifindex), at.setAdopted())
+}
+
+// makeAhead begins to make the pair of an endpoint of which the store is being told, and gives what
+// waits for it. Nothing leads to the pair before addDevice. What fails is tried again there.
+func (at *attachments) makeAhead(e model.Endpoint) (wait func()) {
+	cfg := at.deviceConfig(e)
+	cfg.Guard = at.planes.Guard
+	made := make(chan *netcfg.Pair, 1)
+	go func() {
+		pair, _ := netcfg.MakePair(cfg)
+		made <- pair
+	}()
+	return func() { at.ahead = <-made }
+}
+
+// dropAhead undoes makeAhead.
+func (at *attachments) dropAhead(e model.Endpoint) error {
+	at.ahead = nil
+	return netcfg.DelEndpoint(e.ID, nil, model.Table)
 }
 
 // leaveDevice undoes what attach did to a device that another network has made; that network

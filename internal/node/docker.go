@@ -80,7 +80,7 @@ func (dk *docker) AwaitContainer(ctx context.Context, req api.EndpointRequest) (
 			Remedy: "delete it first: heddle endpoints delete " + have.Name}
 	}
 	dk.unreserve(req.Addr)
-	e, err := dk.endpoints.create(ctx, req, func(e model.Endpoint) []step { return dk.awaitSteps(e, &device) })
+	e, err := dk.endpoints.create(ctx, req, joining{steps: func(e model.Endpoint) []step { return dk.awaitSteps(e, &device) }})
 	if err != nil {
 		return "", err
 	}

@@ -52,12 +52,24 @@ func (es *endpoints) CreateEndpoint(ctx context.Context, req api.EndpointRequest
 	if err := es.planes.Accepts(req.Planes()); err != nil {
 		return model.Endpoint{}, err
 	}
-	return es.create(ctx, req, func(e model.Endpoint) []step { return es.attachments.attachSteps(e, new(netcfg.EndpointDevice)) })
+	return es.create(ctx, req, joining{
+		steps: func(e model.Endpoint) []step { return es.attachments.attachSteps(e, new(netcfg.EndpointDevice)) },
+		ahead: es.attachments.makeAhead,
+	})
 }
 
-// create leases an address, takes the steps of an endpoint with attach, and lists it. If a step
-// fails all are undone. The caller holds change.
-func (es *endpoints) create(ctx context.Context, req api.EndpointRequest, attach func(model.Endpoint) []step) (model.Endpoint, error) {
+// joining is how a new endpoint gets its network.
+type joining struct {
+	// steps are those of attachSteps or awaitSteps.
+	steps func(model.Endpoint) []step
+	// ahead begins what can be done while the store is asked for the endpoint's address, and gives
+	// what waits for it. dropAhead undoes it, and so does the undo of steps. nil: nothing can.
+	ahead func(model.Endpoint) (wait func())
+}
+
+// create leases an address, takes the steps of an endpoint, and lists it. If one fails all are
+// undone. The caller holds change.
+func (es *endpoints) create(ctx context.Context, req api.EndpointRequest, join joining) (model.Endpoint, error) {
 	if e, ok := es.halfDone[req.Name]; ok {
 		if err := es.takeBack(e); err != nil {
 			return model.Endpoint{}, unlessAway(err)
@@ -73,7 +85,7 @@ func (es *endpoints) create(ctx context.Context, req api.EndpointRequest, attach
 	if e.Ports, err = es.choosePorts(e, req.Ports); err != nil {
 		return model.Endpoint{}, err
 	}
-	if err := es.leaseAndDo(ctx, &e, req, attach); err != nil {
+	if err := es.leaseAndDo(ctx, &e, req, join); err != nil {
 		return model.Endpoint{}, err
 	}
 	es.known.add(e)
@@ -84,19 +96,22 @@ func (es *endpoints) create(ctx context.Context, req api.EndpointRequest, attach
 
 // leaseAndDo gives e an id and addresses, and takes its steps: by the moves that have come here if
 // the store says that there are no others, which it is asked for otherwise.
-func (es *endpoints) leaseAndDo(ctx context.Context, e *model.Endpoint, req api.EndpointRequest, attach func(model.Endpoint) []step) error {
+func (es *endpoints) leaseAndDo(ctx context.Context, e *model.Endpoint, req api.EndpointRequest, join joining) error {
 	put := func() error { return storeError(es.store.PutEndpoint(ctx, *e)) }
 	if req.Adopted != nil {
 		if err := es.leaseFor(e, req, nil); err != nil {
 			return err
 		}
-		return es.doAll(ctx, *e, attach, put)
+		return es.doAll(ctx, *e, join.steps, put)
 	}
 	state, _ := es.view.last()
 	if es.moveFor(req, state.Moves) == nil && es.leaseFor(e, req, nil) == nil {
-		told, err := es.tellNew(ctx, *e, state.Revision)
+		told, err := es.tellNew(ctx, *e, state.Revision, join.ahead)
 		if told || err != nil {
-			return es.doAll(ctx, *e, attach, func() error { return err }) // which the store may have after an error, too
+			return es.doAll(ctx, *e, join.steps, func() error { return err }) // which the store may have after an error, too
+		}
+		if err := es.attachments.dropAhead(*e); err != nil {
+			return err
 		}
 		es.leases.Release(e.ID)
 	}
@@ -107,7 +122,7 @@ func (es *endpoints) leaseAndDo(ctx context.Context, e *model.Endpoint, req api.
 	if err := es.leaseFor(e, req, es.moveFor(req, moves)); err != nil {
 		return err
 	}
-	return es.doAll(ctx, *e, attach, put)
+	return es.doAll(ctx, *e, join.steps, put)
 }
 
 // doAll takes the steps of an endpoint that has its lease, or none of them.

@@ -15,10 +15,13 @@ import (
 // What an endpoint is made of that has moved to this node: decision 0030.
 
 // tellNew tells the store of an endpoint whose lease was chosen by its state of revision since.
-// told is false if the store knows of moves that have not come here yet.
-func (es *endpoints) tellNew(ctx context.Context, e model.Endpoint, since int64) (told bool, err error) {
+// told is false if the store knows of moves that have not come here yet. ahead is that of joining.
+func (es *endpoints) tellNew(ctx context.Context, e model.Endpoint, since int64, ahead func(model.Endpoint) (wait func())) (told bool, err error) {
 	if err := es.planes.SetLastID(e.ID); err != nil {
 		return false, err
+	}
+	if ahead != nil {
+		defer ahead(e)()
 	}
 	told, err = es.store.PutNewEndpoint(ctx, e, since)
 	return told, storeError(err)

@@ -387,7 +387,12 @@ func setContainerSide(cfg EndpointConfig, fresh bool) (node int, err error) {
 	// After the MTU, since a device with too small a one has no IPv6 settings; up before the
 	// addresses, since going down takes IPv6 ones away. lo carries what the container sends to
 	// itself.
-	if err := errors.Join(ready6(cfg.Device, cfg.Addrs), enableIPv6("lo", cfg.Addrs)); err != nil {
+	n, err := openSysctls()
+	if err != nil {
+		return -1, err
+	}
+	defer n.close()
+	if err := ready6(n, cfg.Device, cfg.Addrs, "lo"); err != nil {
 		return -1, err
 	}
 	var b batch
@@ -465,11 +470,16 @@ func setHostSide(h *netlink.Handle, host netlink.Link, cfg EndpointConfig, fresh
 	if err := setMTU(h, host, cfg.MTU); err != nil {
 		return err
 	}
-	if err := ready6(name, cfg.Addrs); err != nil {
+	n, err := openSysctls()
+	if err != nil {
+		return err
+	}
+	defer n.close()
+	if err := ready6(n, name, cfg.Addrs); err != nil {
 		return err
 	}
 	if hasIPv6(cfg.Addrs) {
-		if err := forwardFrom(name); err != nil {
+		if err := forwardFrom(n, name); err != nil {
 			return err
 		}
 	}

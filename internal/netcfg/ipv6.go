@@ -85,13 +85,13 @@ func canForward6() (bool, error) {
 // forwardFrom lets IPv6 packets that arrive by device be forwarded. The setting for the whole
 // machine would make it a router: the kernel discards default routes that router advertisements
 // set, and takes no more. "forwarding" of a single device forwards nothing.
-func forwardFrom(device string) error {
-	if on, err := sysctl("ipv6/conf/all/forwarding"); err != nil {
+func forwardFrom(n sysctls, device string) error {
+	if on, err := n.get("ipv6/conf/all/forwarding"); err != nil {
 		return err
 	} else if on != "0" {
 		return nil
 	}
-	return setSysctl("ipv6/conf/"+device+"/force_forwarding", "1")
+	return n.set(setting{"ipv6/conf/" + device + "/force_forwarding", "1"})
 }
 
 // setForwarding6 lets IPv6 packets be forwarded that come in by the overlay and from outside: by
@@ -121,8 +121,13 @@ func setForwarding6(h *netlink.Handle, underlay netlink.Link) error {
 			devices = append(devices, l.Attrs().Name)
 		}
 	}
+	n, err := openSysctls()
+	if err != nil {
+		return err
+	}
+	defer n.close()
 	for _, d := range devices {
-		if err := forwardFrom(d); err != nil {
+		if err := forwardFrom(n, d); err != nil {
 			return err
 		}
 	}
@@ -133,22 +138,35 @@ func setForwarding6(h *netlink.Handle, underlay netlink.Link) error {
 // it: no link-local address, no router advertisements, no search for duplicates. A kernel without
 // IPv6 has nothing to stop.
 func quietIPv6(device string) error {
-	err := setSysctls("ipv6/conf/"+device, quiet6...)
+	n, err := openSysctls()
+	if err != nil {
+		return err
+	}
+	defer n.close()
+	return quiet6(n, device)
+}
+
+func quiet6(n sysctls, device string) error {
+	conf := "ipv6/conf/" + device
+	err := n.set(setting{conf + "/addr_gen_mode", "1"}, setting{conf + "/accept_ra", "0"}, setting{conf + "/autoconf", "0"}, setting{conf + "/accept_dad", "0"})
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
 	return err
 }
 
-var quiet6 = []setting{{"addr_gen_mode", "1"}, {"accept_ra", "0"}, {"autoconf", "0"}, {"accept_dad", "0"}}
-
-// ready6 is quietIPv6 for a device that may have one of addrs: that undoes for the device what the
-// namespace's default may say, and then it is an error if there is no IPv6.
-func ready6(device string, addrs []netip.Addr) error {
-	if !hasIPv6(addrs) {
-		return quietIPv6(device)
+// ready6 is quietIPv6 for a device that may have one of addrs: that undoes for the device, and for
+// others, what the namespace's default may say, and then it is an error if there is no IPv6.
+func ready6(n sysctls, device string, addrs []netip.Addr, others ...string) error {
+	if err := quiet6(n, device); err != nil || !hasIPv6(addrs) {
+		return err
 	}
-	return setSysctls("ipv6/conf/"+device, append(slices.Clone(quiet6), setting{"disable_ipv6", "0"})...)
+	for _, d := range append(others, device) {
+		if err := n.set(setting{"ipv6/conf/" + d + "/disable_ipv6", "0"}); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // How long the kernel may take to deliver packets to a new IPv6 address, and how often it is asked.

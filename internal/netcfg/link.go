@@ -1,15 +1,11 @@
 package netcfg
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -136,69 +132,6 @@ func nodeAddrs(h *netlink.Handle) ([]netip.Addr, error) {
 	return slices.Compact(out), nil
 }
 
-// sysctl reads the file path under /proc/sys/net, in this network namespace.
-func sysctl(path string) (string, error) {
-	value, err := os.ReadFile(filepath.Join("/proc/sys/net", path))
-	if err != nil {
-		return "", fmt.Errorf("read sysctl net.%s: %w", strings.ReplaceAll(path, "/", "."), err)
-	}
-	return strings.TrimSpace(string(value)), nil
-}
-
-// setting is a file under /proc/sys/net and what is to be in it.
-type setting struct{ key, value string }
-
-// setSysctl is setSysctls for the file path under /proc/sys/net.
-func setSysctl(path, value string) error {
-	dir, key := filepath.Split(path)
-	return setSysctls(dir, setting{key, value})
-}
-
-// setSysctls writes values to files in the directory dir under /proc/sys/net, in this network
-// namespace, unless they are there: some writes have side effects even when they change nothing.
-//
-// To find the directory, the kernel compares the entries of all network namespaces: so it is looked
-// up once.
-func setSysctls(dir string, settings ...setting) error {
-	at, err := unix.Open(filepath.Join("/proc/sys/net", dir), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return fmt.Errorf("set sysctls net.%s: %w", strings.ReplaceAll(dir, "/", "."), err)
-	}
-	defer unix.Close(at)
-	for _, s := range settings {
-		if err := setSysctlAt(at, s); err != nil {
-			return fmt.Errorf("set sysctl net.%s = %s: %w", strings.ReplaceAll(filepath.Join(dir, s.key), "/", "."), s.value, err)
-		}
-	}
-	return nil
-}
-
-// setSysctlAt opens the file once to read and to write it.
-func setSysctlAt(dir int, s setting) error {
-	have := make([]byte, sysctlBytes)
-	fd, err := unix.Openat(dir, s.key, unix.O_RDWR|unix.O_CLOEXEC, 0)
-	readOnly := err
-	if err != nil { // it may be right where it cannot be written
-		fd, err = unix.Openat(dir, s.key, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	}
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd)
-	n, err := unix.Pread(fd, have, 0)
-	if err != nil || string(bytes.TrimSpace(have[:n])) == s.value {
-		return err
-	}
-	if readOnly != nil {
-		return readOnly
-	}
-	_, err = unix.Pwrite(fd, []byte(s.value), 0)
-	return err
-}
-
-// sysctlBytes is more than any value has that is set here.
-const sysctlBytes = 256
-
 func hostNet(a netip.Addr) *net.IPNet { return toIPNet(netip.PrefixFrom(a, a.BitLen())) }
 
 func toIPNet(p netip.Prefix) *net.IPNet {
@@ -230,10 +163,17 @@ func CongestionControl() (string, error) { return sysctl("ipv4/tcp_congestion_co
 
 // EphemeralPorts gives the ports that the kernel chooses from in this network namespace.
 func EphemeralPorts() (model.PortRange, error) {
-	value, err := sysctl("ipv4/ip_local_port_range")
+	value, err := sysctl(portRange)
 	if err != nil {
 		return model.PortRange{}, err
 	}
+	return parsePorts(value)
+}
+
+// portRange is the path of EphemeralPorts' setting.
+const portRange = "ipv4/ip_local_port_range"
+
+func parsePorts(value string) (model.PortRange, error) {
 	var r model.PortRange
 	if _, err := fmt.Sscan(value, &r.First, &r.Last); err != nil {
 		return model.PortRange{}, fmt.Errorf("read sysctl net.ipv4.ip_local_port_range: %q: %w", value, err)

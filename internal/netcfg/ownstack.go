@@ -98,18 +98,23 @@ func JoinOwnStack(cfg OwnStackConfig) error {
 // joinLoopback runs in the container's namespace. Packets that IntoLoopback hands to lo come
 // without the route that those sent there have, and would be taken for martians.
 func joinLoopback(cfg OwnStackConfig) error {
-	if err := setSysctls("ipv4/conf/lo", setting{"accept_local", "1"}, setting{"route_localnet", "1"}); err != nil {
+	n, err := openSysctls()
+	if err != nil {
+		return err
+	}
+	defer n.close()
+	if err := n.set(setting{"ipv4/conf/lo/accept_local", "1"}, setting{"ipv4/conf/lo/route_localnet", "1"}); err != nil {
 		return err
 	}
 	class := uint32(cfg.ID)
 	if err := AttachTC(cfg.Device.ContainerIfindex, Filter{Ingress, cfg.IntoLoopback, "into_loopback", class}); err != nil {
 		return err
 	}
-	err := AttachTC(LoopbackIfindex, Filter{Egress, cfg.OnLoopback, "on_loopback", class})
+	err = AttachTC(LoopbackIfindex, Filter{Egress, cfg.OnLoopback, "on_loopback", class})
 	if err != nil || cfg.Ports == (model.PortRange{}) {
 		return err
 	}
-	return movePorts(kernelPorts, cfg.Ports)
+	return movePorts(n, kernelPorts, cfg.Ports)
 }
 
 // kernelPorts are those that the kernel chooses from in a new network namespace.
@@ -117,13 +122,15 @@ var kernelPorts = model.PortRange{First: 32768, Last: 60999}
 
 // movePorts has the kernel choose ports from another range in this network namespace, unless
 // somebody has given it one of their own.
-func movePorts(from, to model.PortRange) error {
-	const path = "ipv4/ip_local_port_range"
-	have, err := EphemeralPorts()
-	if err != nil || have != from {
+func movePorts(n sysctls, from, to model.PortRange) error {
+	value, err := n.get(portRange)
+	if err != nil {
 		return err
 	}
-	return setSysctl(path, fmt.Sprintf("%d\t%d", to.First, to.Last))
+	if have, err := parsePorts(value); err != nil || have != from {
+		return err
+	}
+	return n.set(setting{portRange, fmt.Sprintf("%d\t%d", to.First, to.Last)})
 }
 
 // LeaveOwnStack undoes in the container's namespace what JoinOwnStack did there for endpoint id and
@@ -136,8 +143,13 @@ func LeaveOwnStack(path string, id model.EndpointID, ports model.PortRange) erro
 		if err != nil || others {
 			return err
 		}
-		return errors.Join(DetachTC(LoopbackIfindex, Egress), movePorts(ports, kernelPorts),
-			setSysctls("ipv4/conf/lo", setting{"accept_local", "0"}, setting{"route_localnet", "0"}))
+		n, err := openSysctls()
+		if err != nil {
+			return err
+		}
+		defer n.close()
+		return errors.Join(DetachTC(LoopbackIfindex, Egress), movePorts(n, ports, kernelPorts),
+			n.set(setting{"ipv4/conf/lo/accept_local", "0"}, setting{"ipv4/conf/lo/route_localnet", "0"}))
 	})
 	if errors.Is(err, errNoContainer) {
 		return nil

@@ -10,8 +10,8 @@ import (
 	"heddle.dev/heddle/internal/testutil"
 )
 
-// TestDeleteSeen: when a device's deletion returns, both ends of the pair are gone and their names can
-// be taken, and it has not waited for the kernel's answer.
+// TestDeleteSeen: when a device's deletion returns, both ends of the pair are gone and their names
+// can be taken, and it has not waited for the kernel's answer.
 func TestDeleteSeen(t *testing.T) {
 	testutil.NeedRoot(t, "makes network namespaces")
 	node, container := newNetns(t), newNetns(t)

@@ -143,8 +143,8 @@ func TestRepeatAndTeardown(t *testing.T) {
 	}
 }
 
-// TestMakePair: nothing leads to a pair that is made ahead, AddEndpoint makes of it what it makes without,
-// and DelEndpoint takes it away.
+// TestMakePair: nothing leads to a pair that is made ahead, AddEndpoint makes of it what it makes
+// without, and DelEndpoint takes it away.
 func TestMakePair(t *testing.T) {
 	top := newTopology(t)
 	top.setup(t, 0)

@@ -1,0 +1,132 @@
+package netcfg
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netns"
+)
+
+// Pair is an endpoint's pair that has its programs, and no addresses or routes yet.
+type Pair struct {
+	host netlink.Link
+	mtu  int  // bytes
+	made bool // by the call that gives it
+}
+
+// MakePair does of AddEndpoint what can be done before it is known that the endpoint may have its
+// addresses: nothing leads to the pair it makes, and its devices are down. AddEndpoint with Pair
+// does the rest, DelEndpoint undoes it.
+func MakePair(cfg EndpointConfig) (*Pair, error) {
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	cfg.Device = cmp.Or(cfg.Device, model.DefaultDevice)
+	ns, err := openContainer(cfg.NetnsPath)
+	if err != nil {
+		return nil, fmt.Errorf("endpoint %d: netns_path: %w", cfg.ID, err)
+	}
+	defer ns.Close()
+	h, err := open()
+	if err != nil {
+		return nil, err
+	}
+	defer h.Close()
+	return makePair(h, ns, cfg)
+}
+
+func makePair(h *netlink.Handle, ns *os.File, cfg EndpointConfig) (*Pair, error) {
+	if err := cfg.setMTU(); err != nil {
+		return nil, err
+	}
+	host, made, err := setPair(h, ns, cfg)
+	if err != nil {
+		return nil, fmt.Errorf("endpoint %d: %w", cfg.ID, err)
+	}
+	if cfg.Guard == nil {
+		return &Pair{host, cfg.MTU, made}, nil
+	}
+	if err := cfg.Guard(host.Attrs().Index); err != nil {
+		err = fmt.Errorf("endpoint %d: guard: %w", cfg.ID, err)
+		if made {
+			err = errors.Join(err, DelEndpoint(cfg.ID, cfg.Addrs, cfg.Table))
+		}
+		return nil, err
+	}
+	return &Pair{host, cfg.MTU, made}, nil
+}
+
+// setPair makes sure of a pair whose one end is the node's and whose other end is in ns; made says
+// that this call added it. A pair that leads elsewhere, as after the container was made anew, is
+// replaced.
+func setPair(h *netlink.Handle, ns *os.File, cfg EndpointConfig) (host netlink.Link, made bool, err error) {
+	name := deviceName(cfg.ID)
+	host, err = findLink(name)
+	if err != nil {
+		return nil, false, err
+	}
+	if host != nil {
+		if id, ours := endpointOf(host); !ours || id != cfg.ID {
+			return nil, false, fmt.Errorf("device %s: the name is taken by a device that is not Heddle's; rename or delete it", name)
+		}
+		joined, err := isJoined(ns, host, cfg)
+		if err != nil {
+			return nil, false, err
+		}
+		if joined {
+			return host, false, nil
+		}
+		if err := deleteLink(h, host); err != nil {
+			return nil, false, err
+		}
+	}
+	pair := newPair(cfg, cfg.Device)
+	pair.PeerNamespace = netlink.NsFd(ns.Fd())
+	if err := h.LinkAdd(pair); err != nil {
+		if errors.Is(err, unix.EEXIST) {
+			return nil, false, fmt.Errorf("add device %s: %s has a device %s already; detach it from the other network: %w",
+				name, cfg.NetnsPath, cfg.Device, err)
+		}
+		return nil, false, fmt.Errorf("add device %s: %w", name, err)
+	}
+	host, err = getLink(name)
+	if err != nil {
+		return nil, false, errors.Join(err, deleteLink(h, pair))
+	}
+	return host, true, nil
+}
+
+// newPair describes the pair of an endpoint, its container's side called peer.
+func newPair(cfg EndpointConfig, peer string) *netlink.Veth {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU, attrs.HardwareAddr = deviceName(cfg.ID), cfg.MTU, hostMAC(cfg.ID)
+	pair := netlink.NewVeth(attrs)
+	pair.PeerName, pair.PeerHardwareAddr, pair.PeerMTU = peer, containerMAC(cfg.ID), uint32(cfg.MTU)
+	return pair
+}
+
+// isJoined reports whether the other end of host is the container's device in ns.
+func isJoined(ns *os.File, host netlink.Link, cfg EndpointConfig) (joined bool, err error) {
+	err = netns.DoIn(ns, func() error {
+		h, err := open()
+		if err != nil {
+			return err
+		}
+		defer h.Close()
+		l, err := findLink(cfg.Device)
+		if err != nil || l == nil {
+			return err
+		}
+		a := l.Attrs()
+		joined = a.Index == host.Attrs().ParentIndex && a.ParentIndex == host.Attrs().Index &&
+			a.HardwareAddr.String() == containerMAC(cfg.ID).String()
+		return nil
+	})
+	return joined, err
+}

@@ -404,19 +404,7 @@ impl Objects {
         request: &abi::verbs_reg_mr_request,
     ) -> Result<Answer, Errno> {
         let r = *request;
-        let access = r.access & !ibv::ACCESS_OPTIONAL;
-        if access & !ACCESS_KNOWN != 0 {
-            return Err(EOPNOTSUPP);
-        }
-        let writes = access & (ibv::ACCESS_REMOTE_WRITE | ibv::ACCESS_REMOTE_ATOMIC) != 0;
-        let wraps = [r.address, r.iova].iter().any(|a| a.checked_add(r.length).is_none());
-        if writes && access & ibv::ACCESS_LOCAL_WRITE == 0
-            || r.length == 0
-            || r.length > MAX_REGION
-            || wraps
-        {
-            return Err(EINVAL);
-        }
+        let access = access_of(&r)?;
         let memory = self.memories.get(r.memory).filter(|m| owns(context, m.context));
         let shared = memory.map(|m| Arc::clone(&m.shared));
         self.close_to_holes(context, shared)?;
@@ -532,6 +520,21 @@ impl Objects {
         self.refund(context, Quota::Mrs, 1);
         Ok(number)
     }
+}
+
+/// What a region is to be accessible for, without what may be left out.
+fn access_of(r: &abi::verbs_reg_mr_request) -> Result<u32, Errno> {
+    let access = r.access & !ibv::ACCESS_OPTIONAL;
+    if access & !ACCESS_KNOWN != 0 {
+        return Err(EOPNOTSUPP);
+    }
+    let writes = access & (ibv::ACCESS_REMOTE_WRITE | ibv::ACCESS_REMOTE_ATOMIC) != 0;
+    let is_wrong = writes && access & ibv::ACCESS_LOCAL_WRITE == 0;
+    let wraps = [r.address, r.iova].iter().any(|a| a.checked_add(r.length).is_none());
+    if is_wrong || r.length == 0 || r.length > MAX_REGION || wraps {
+        return Err(EINVAL);
+    }
+    Ok(access)
 }
 
 pub(crate) fn gid_count(gids: &[[u8; 16]; 2]) -> u32 {

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use verbs_protocol::slots::Send;
 use verbs_protocol::statistics::{Path, Reason, Traffic};
 use verbs_protocol::wire::{FIRST, Header, Kind, LAST, SOLICITED};
 use verbs_protocol::{Gid, ibv};
@@ -50,18 +51,8 @@ impl Objects {
         };
         let mut payload = [0; DATAGRAM_MAX_BYTES];
         let payload = &mut payload[..usize::try_from(length).unwrap_or(0)];
-        if current.send.is_inline() {
-            payload.copy_from_slice(current.send.inline());
-        } else {
-            let usage = self.local(number, 0);
-            let (entries, entry) = (current.send.entries(), |i| current.send.entry(i));
-            self.from.clear();
-            let from = &mut self.from;
-            let n = payload.len();
-            gather(&self.regions, entries, entry, 0, n, usage, from)
-                .and_then(|()| self.load(payload))
-                .map_err(|Fault| Pending::Failed(ibv::WC_LOC_PROT_ERR))?;
-        }
+        self.load_datagram(number, &current.send, payload)
+            .map_err(|Fault| Pending::Failed(ibv::WC_LOC_PROT_ERR))?;
         let told = Told::of(number, &current.send, length);
         let moved = Traffic { requests: 1, sent: length, ..Traffic::default() };
         if is_multicast(&way.destination) {
@@ -103,6 +94,24 @@ impl Objects {
         }
         self.account(number, Path::Tcp, &moved);
         Ok(())
+    }
+
+    /// Reads the bytes of a request, as many as `payload` has.
+    fn load_datagram(
+        self: &mut Box<Self>,
+        number: u32,
+        send: &Send,
+        payload: &mut [u8],
+    ) -> Result<(), Fault> {
+        if send.is_inline() {
+            payload.copy_from_slice(send.inline());
+            return Ok(());
+        }
+        let usage = self.local(number, 0);
+        let (entries, entry) = (send.entries(), |i| send.entry(i));
+        self.from.clear();
+        gather(&self.regions, entries, entry, 0, payload.len(), usage, &mut self.from)?;
+        self.load(payload)
     }
 
     /// Whether a queue pair is one of this node's endpoint with a GID.

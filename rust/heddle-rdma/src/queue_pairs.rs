@@ -27,19 +27,8 @@ impl Objects {
         let r = *request;
         let service = Service::from_number(r.type_).ok_or(EOPNOTSUPP)?;
         self.close_to_holes(context, self.memory_of_queues(context, &r))?;
-        for cq in [r.send_cq, r.recv_cq] {
-            usable(self.cqs.get(cq).filter(|c| owns(context, c.context)))?;
-        }
-        if r.srq != 0 {
-            usable(self.srqs.get(r.srq).filter(|s| owns(context, s.context)))?;
-        }
-        let within = r.max_send_wr <= MAX_WR
-            && r.max_recv_wr <= MAX_WR
-            && r.max_send_sge <= MAX_SGE
-            && r.max_recv_sge <= MAX_SGE
-            && r.max_inline <= MAX_INLINE
-            && r.sq_sig_all <= 1;
-        if !within {
+        self.check_queues(context, &r)?;
+        if !is_within_limits(&r) {
             return Err(EINVAL);
         }
         let shape = Shape::of(&r);
@@ -95,28 +84,33 @@ impl Objects {
             self.leave_pd(r.pd);
             self.drop_native(endpoint, native);
         })?;
+        self.use_queues(&r)?;
+        usable(self.contexts.get_mut(context))?.qps.push(qp);
+        let mut answer = answer(&shape.reply(&r, qp));
+        answer.descriptors.push(fd);
+        Ok(answer)
+    }
+
+    /// Whether the queues that a queue pair is to be made with are the context's.
+    fn check_queues(&self, context: u32, r: &abi::verbs_create_qp_request) -> Result<(), Errno> {
+        for cq in [r.send_cq, r.recv_cq] {
+            usable(self.cqs.get(cq).filter(|c| owns(context, c.context)))?;
+        }
+        if r.srq != 0 {
+            usable(self.srqs.get(r.srq).filter(|s| owns(context, s.context)))?;
+        }
+        Ok(())
+    }
+
+    /// One more queue pair uses them.
+    fn use_queues(&mut self, r: &abi::verbs_create_qp_request) -> Result<(), Errno> {
         for cq in [r.send_cq, r.recv_cq] {
             usable(self.cqs.get_mut(cq))?.users += 1;
         }
         if let Some(srq) = self.srqs.get_mut(r.srq) {
             srq.users += 1;
         }
-        usable(self.contexts.get_mut(context))?.qps.push(qp);
-        let mut answer = answer(&abi::verbs_create_qp_reply {
-            qp,
-            send_capacity: shape.send,
-            receive_capacity: shape.receive,
-            receive_offset: u32::try_from(shape.receive_offset).unwrap_or(0),
-            memory_size: size(shape.length),
-            max_send_wr: r.max_send_wr.max(1),
-            max_recv_wr: if r.srq == 0 { r.max_recv_wr.max(1) } else { 0 },
-            max_send_sge: shape.granted.send_sge,
-            max_recv_sge: shape.granted.recv_sge,
-            max_inline: shape.granted.inline,
-            ..Default::default()
-        });
-        answer.descriptors.push(fd);
-        Ok(answer)
+        Ok(())
     }
 
     /// The memory of the queues that a queue pair is to be made with, as far as they are there.
@@ -286,6 +280,32 @@ impl Shape {
         ring::create(memory, self.receive_offset, self.receive).ok()?;
         Some((send, Some(ReceiveRing::attach(memory, self.receive_offset, self.receive)?)))
     }
+
+    fn reply(&self, r: &abi::verbs_create_qp_request, qp: u32) -> abi::verbs_create_qp_reply {
+        abi::verbs_create_qp_reply {
+            qp,
+            send_capacity: self.send,
+            receive_capacity: self.receive,
+            receive_offset: u32::try_from(self.receive_offset).unwrap_or(0),
+            memory_size: size(self.length),
+            max_send_wr: r.max_send_wr.max(1),
+            max_recv_wr: if r.srq == 0 { r.max_recv_wr.max(1) } else { 0 },
+            max_send_sge: self.granted.send_sge,
+            max_recv_sge: self.granted.recv_sge,
+            max_inline: self.granted.inline,
+            ..Default::default()
+        }
+    }
+}
+
+/// Whether a queue pair is asked for that there can be.
+fn is_within_limits(r: &abi::verbs_create_qp_request) -> bool {
+    r.max_send_wr <= MAX_WR
+        && r.max_recv_wr <= MAX_WR
+        && r.max_send_sge <= MAX_SGE
+        && r.max_recv_sge <= MAX_SGE
+        && r.max_inline <= MAX_INLINE
+        && r.sq_sig_all <= 1
 }
 
 impl Qp {

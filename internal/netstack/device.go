@@ -52,6 +52,7 @@ type device struct {
 
 	holds     chan struct{} // something is held
 	mu        sync.Mutex    // guards the rest, and writes
+	vectors   []unix.Iovec  // of the packet that is written
 	held      [][]byte      // packets that wait for the device
 	heldBytes int
 }
@@ -84,7 +85,7 @@ func (d *device) run() error {
 	return d.raw.Read(func(fd uintptr) bool {
 		for {
 			d.t.gate()
-			n, err := unix.Read(int(fd), buf)
+			n, err := read(fd, buf)
 			switch err {
 			case nil:
 			case unix.EINTR:
@@ -234,7 +235,11 @@ func (d *device) emit(parts [][]byte) {
 		parts = [][]byte{bytes.Join(parts, nil)}
 	}
 	if len(d.held) == 0 {
-		control := d.raw.Control(func(fd uintptr) { _, err = unix.Writev(int(fd), parts) })
+		d.vectors = d.vectors[:0]
+		for _, p := range parts {
+			d.vectors = append(d.vectors, part(p))
+		}
+		control := d.raw.Control(func(fd uintptr) { _, err = writeParts(fd, d.vectors) })
 		err = cmp.Or(control, err)
 	}
 	if err == nil {

@@ -35,10 +35,14 @@ func waiting(fd int) int {
 }
 
 // readPair reads what is there. It never waits, whatever the file's flags are: a program may have
-// the file, too (MSG_PEEK), and change them.
+// the file, too (MSG_PEEK), and change them. Of parts there are two at most.
 func readPair(fd int, parts ...[]byte) int {
-	n, _, _, _, err := unix.RecvmsgBuffers(fd, parts, nil, unix.MSG_DONTWAIT)
-	if err != nil || n < 0 {
+	var vectors [2]unix.Iovec
+	for i, p := range parts {
+		vectors[i] = part(p)
+	}
+	n, err := receiveParts(fd, vectors[:len(parts)])
+	if err != nil {
 		return 0
 	}
 	return n
@@ -110,7 +114,7 @@ func (r *reader) Write(b []byte) (int, error) {
 	if r.left == 0 {
 		return 0, errFull
 	}
-	n, err := unix.SendmsgN(r.fd, b[:min(len(b), r.left)], nil, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+	n, err := send(r.fd, b[:min(len(b), r.left)])
 	n = max(n, 0)
 	r.left -= n
 	switch {

@@ -90,8 +90,9 @@ func (h *host) startProcess(m *protocol.Tenant) (*process, error) {
 	return p, nil
 }
 
-// tenantProcs is how many threads of a tenant run at a time.
-const tenantProcs = "2"
+// tenantProcs is how many threads of a tenant run at a time. What a packet causes goes from one
+// goroutine to the next: with two threads they wake each other for each step.
+const tenantProcs = "1"
 
 // memoryOf is the memory from which on a tenant's process collects its garbage at once.
 func memoryOf(m *protocol.Tenant) uint64 {

@@ -32,7 +32,8 @@ func networkProtocols() []stack.NetworkProtocolFactory {
 
 // tune sets what holds for all connections of a stack.
 func tune(s *stack.Stack) error {
-	sack, moderate, recovery := tcpip.TCPSACKEnabled(true), tcpip.TCPModerateReceiveBufferOption(false), tcpip.TCPRACKLossDetection
+	sack, moderate := tcpip.TCPSACKEnabled(true), tcpip.TCPModerateReceiveBufferOption(false)
+	recovery := tcpip.TCPRecovery(0) // RACK's probes have no least time: docs/decisions/0111-netstack-without-rack.md
 	linger, wait := tcpip.TCPTimeWaitTimeoutOption(timeWait), tcpip.TCPLingerTimeoutOption(orphan)
 	send := tcpip.TCPSendBufferSizeRangeOption{Min: bufferMin, Default: 1 << 20, Max: bufferMax}
 	receive := tcpip.TCPReceiveBufferSizeRangeOption{Min: 2 * bufferMin, Default: 2 << 20, Max: 2 * bufferMax}

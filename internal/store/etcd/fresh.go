@@ -48,7 +48,8 @@ func (s *Store) PutNewEndpoint(ctx context.Context, e model.Endpoint, since int6
 }
 
 // putNew puts an endpoint if known is what the store has, and the endpoint, its address and moves
-// since a revision are not there. Otherwise it reads what known is to be.
+// since a revision are not there. Otherwise it reads what known is to be. An endpoint that is there
+// with this very value has been put by an earlier try, whose answer was lost.
 func (s *Store) putNew(call context.Context, e model.Endpoint, value string, since int64, known frame) (done bool, read frame, err error) {
 	networkKey, nodeKey := s.keys.Network(), s.keys.Node(e.Node)
 	key, addr, move := s.keys.Endpoint(e.Node, e.ID), s.keys.Addr(e.Node, e.Addr4()), s.keys.Move(e.Addr4())
@@ -65,9 +66,12 @@ func (s *Store) putNew(call context.Context, e model.Endpoint, value string, sin
 	} else {
 		txn = txn.If(clientv3.Compare(clientv3.Version(networkKey), "<", 0)) // never
 	}
-	resp, err := txn.Else(clientv3.OpGet(networkKey), clientv3.OpGet(nodeKey)).Commit()
+	resp, err := txn.Else(clientv3.OpGet(networkKey), clientv3.OpGet(nodeKey), clientv3.OpGet(key)).Commit()
 	if err != nil || resp.Succeeded {
 		return err == nil, frame{}, err
+	}
+	if have := only(resp, 2); have != nil && string(have.Value) == value {
+		return true, frame{}, nil
 	}
 	return false, frame{only(resp, 0), only(resp, 1)}, nil
 }

@@ -40,7 +40,10 @@ func TestPutNewEndpoint(t *testing.T) {
 	}
 	try("the first, when nothing was read", endpoint("n1", 1, "10.244.0.2"), revision(), true)
 	try("another", endpoint("n1", 2, "10.244.0.3"), revision(), true)
-	try("that is there", endpoint("n1", 1, "10.244.0.2"), revision(), false)
+	try("that an earlier try has put, whose answer was lost", endpoint("n1", 1, "10.244.0.2"), revision(), true)
+	other := endpoint("n1", 1, "10.244.0.2")
+	other.Name = "other"
+	try("of an id that is another's", other, revision(), false)
 	try("of an address that is another's", endpoint("n1", 3, "10.244.0.2"), revision(), false)
 	try("of an address outside", endpoint("n1", 3, "10.244.1.2"), revision(), false)
 	try("of no node", endpoint("n9", 3, "10.244.0.4"), revision(), false)

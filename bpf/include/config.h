@@ -63,9 +63,6 @@ const volatile __u32 config_underlay_inner = 0;
 /* On an IPv6 underlay: this node's address there, and its device. All 0 on another. */
 const volatile __be32 config_outer[4] = {0};
 const volatile __u32 config_outer_ifindex = 0;
-/* This node's processors show each other what they write in the order in which they do, as those of
- * x86 do: include/flow_lane.h. */
-const volatile __u32 config_ordered_stores = 0;
 /* The agent's process, in the initial PID namespace, if programs at socket options may look for
  * threads (bpf_task_from_pid); 0: they may not. */
 const volatile __u32 config_agent = 0;

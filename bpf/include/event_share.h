@@ -51,14 +51,6 @@ static __always_inline bool has_room(void)
 	return bpf_ringbuf_query(&flow_events, BPF_RB_AVAIL_DATA) < FLOW_EVENTS_SCARCE;
 }
 
-static __always_inline void begin_event(struct flow_event *e, __u32 endpoint_id, __u32 kind)
-{
-	e->endpoint_id = endpoint_id;
-	e->kind = kind;
-	e->protocol = IPPROTO_TCP_;
-	e->pad = 0;
-}
-
 /* A record for an event of an endpoint's connection; NULL: the ring is full. */
 static __always_inline struct flow_event *new_event(__u32 endpoint_id, __u32 kind)
 {
@@ -67,7 +59,10 @@ static __always_inline struct flow_event *new_event(__u32 endpoint_id, __u32 kin
 	if (!e)
 		return NULL;
 	e->time = bpf_ktime_get_ns();
-	begin_event(e, endpoint_id, kind);
+	e->endpoint_id = endpoint_id;
+	e->kind = kind;
+	e->protocol = IPPROTO_TCP_;
+	e->pad = 0;
 	return e;
 }
 

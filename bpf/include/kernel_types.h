@@ -91,9 +91,8 @@ struct tcp_sock {
 	__u32 copied_seq; /* up to here the program has read */
 	__u32 write_seq;  /* up to here it has written */
 	__u32 snd_una;
-	__u32 total_retrans;   /* segments */
-	__u32 srtt_us;         /* smoothed round trip time, times 8 */
-	__u64 tcp_clock_cache; /* ns of the monotonic clock, at the latest packet */
+	__u32 total_retrans; /* segments */
+	__u32 srtt_us;       /* smoothed round trip time, times 8 */
 	__u64 bytes_acked;
 	__u64 bytes_received;
 	__u64 bytes_sent; /* payload, retransmissions included */

@@ -8,7 +8,6 @@
 #include "include/abi/endpoint.h"
 #include "include/abi/firewall.h"
 #include "include/abi/flow.h"
-#include "include/abi/flow_event.h"
 #include "include/abi/flow_set.h"
 #include "include/abi/limit.h"
 #include "include/abi/multicast.h"
@@ -189,17 +188,6 @@ struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, FLOW_EVENTS_BYTES);
 } flow_events SEC(".maps");
-
-/* What happens to connections, by processor. Written by sock/flow_events.h, emptied by the agent,
- * which has it in its memory. What finds its lane full goes to flow_events. The agent makes an
- * entry for each processor. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__type(key, __u32);
-	__type(value, struct flow_lane);
-} flow_lanes SEC(".maps");
 
 /* How much of flow_events somebody has had in a window. */
 struct event_share {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Events of connections: opened, ended, failed, denied. Each costs a slot of a lane, or where that
- * is full a record in a ring, and nothing else; bytes cost nothing. The functions are global ones,
- * which the verifier looks at once for each program and not for each call. */
+/* Events of connections: opened, ended, failed, denied. Each costs a record in a ring and nothing
+ * else; bytes cost nothing. The functions are global ones, which the verifier looks at once for
+ * each program and not for each call. */
 #ifndef HEDDLE_SOCK_FLOW_EVENTS_H
 #define HEDDLE_SOCK_FLOW_EVENTS_H
 
@@ -10,12 +10,20 @@
 #include "include/address.h"
 #include "include/count.h"
 #include "include/event_share.h"
-#include "include/flow_lane.h"
 #include "include/kernel_types.h"
 #include "include/maps.h"
 #include "include/payload.h"
 #include "include/socket.h"
 #include "sock/context.h"
+
+static __always_inline struct flow_event *begin_event(const struct sock_tag *tag, __u32 kind)
+{
+	struct flow_event *e = reserve_event(tag->endpoint_id, kind);
+
+	if (e && tag->flags & TAG_RDMA)
+		e->protocol = FLOW_PROTOCOL_RDMA;
+	return e;
+}
 
 /* The ends as the program sees them, as sock/names.bpf.c has it. */
 static __always_inline void set_ends(struct flow_event *e, const struct sock_tag *tag, struct sock_common *sk)
@@ -35,24 +43,22 @@ static __always_inline void set_ends(struct flow_event *e, const struct sock_tag
 	}
 }
 
-/* The time of what happens to a connection now: when the kernel last looked at the clock for it,
- * which is at each packet, or at the latest tick if that is later. To read the clock among
- * the rest of an event costs more than by itself. */
-static __always_inline __u64 time_of(const struct tcp_sock *tcp)
+/* Reports what happens to the connection of ops. reason 0: the tag's own. */
+__noinline int report_flow(struct bpf_sock_ops *ops, const struct sock_tag *tag, __u32 kind, __u32 reason)
 {
-	__u64 packet = tcp->tcp_clock_cache, tick = bpf_ktime_get_coarse_ns();
+	struct bpf_sock *sk = ops->sk;
+	struct flow_event *e;
+	struct tcp_sock *tcp;
 
-	return packet > tick ? packet : tick;
-}
-
-/* What is told of the connection of ops but for whose and what. */
-static __always_inline void describe(struct flow_event *e, struct bpf_sock_ops *ops,
-                                     const struct tcp_sock *tcp, const struct sock_tag *tag, __u32 reason)
-{
-	e->time = time_of(tcp);
+	if (!sk || !tag || tag->flags & TAG_PROBE)
+		return 0;
+	tcp = bpf_skc_to_tcp_sock(sk);
+	if (!tcp)
+		return 0;
+	e = begin_event(tag, kind);
+	if (!e)
+		return 0;
 	set_ends(e, tag, (struct sock_common *)tcp);
-	if (tag->flags & TAG_RDMA)
-		e->protocol = FLOW_PROTOCOL_RDMA;
 	e->path = tag->path;
 	e->reason = reason ? reason : tag->reason;
 	e->accepted = !!(tag->flags & TAG_ACCEPTED);
@@ -62,34 +68,7 @@ static __always_inline void describe(struct flow_event *e, struct bpf_sock_ops *
 	e->retransmits = tcp->total_retrans;
 	e->rtt = tcp->srtt_us >> 3;
 	e->error = ((struct sock *)tcp)->sk_err;
-}
-
-/* Reports what happens to the connection of ops. reason 0: the tag's own. */
-__noinline int report_flow(struct bpf_sock_ops *ops, const struct sock_tag *tag, __u32 kind, __u32 reason)
-{
-	struct bpf_sock *sk = ops->sk;
-	struct flow_event *e;
-	struct flow_slot *slot;
-	struct tcp_sock *tcp;
-	__u64 turn;
-
-	if (!sk || !tag || tag->flags & TAG_PROBE)
-		return 0;
-	tcp = bpf_skc_to_tcp_sock(sk);
-	if (!tcp)
-		return 0;
-	slot = take_slot(&turn);
-	if (slot) {
-		begin_event(&slot->event, tag->endpoint_id, kind);
-		describe(&slot->event, ops, tcp, tag, reason);
-		publish_slot(slot, turn);
-		return 0;
-	}
-	e = reserve_event(tag->endpoint_id, kind);
-	if (e) {
-		describe(e, ops, tcp, tag, reason);
-		submit_event(e);
-	}
+	submit_event(e);
 	return 0;
 }
 
@@ -114,11 +93,9 @@ __noinline int report_denied(struct bpf_sock_addr *ctx, const struct sock_tag *t
 
 	if (!to || !tag)
 		return 0;
-	e = reserve_event(tag->endpoint_id, FLOW_EVENT_DENIED);
+	e = begin_event(tag, FLOW_EVENT_DENIED);
 	if (!e)
 		return 0;
-	if (tag->flags & TAG_RDMA)
-		e->protocol = FLOW_PROTOCOL_RDMA;
 	__builtin_memset(&e->local, 0, sizeof(e->local));
 	e->remote = *to;
 	e->local_port = 0;

@@ -19,10 +19,9 @@ enum flow_event_kind {
 /* flow_event.protocol of a connection of the verbs plane; all else has IP's numbers. */
 #define FLOW_PROTOCOL_RDMA 254
 
-/* One record of flow_events, and of a lane. It is small, because the memory is in nobody's
- * cache. */
+/* One record of flow_events. It is small, because the ring's memory is in nobody's cache. */
 struct flow_event {
-	__u64 time; /* ns of the monotonic clock, of a connection up to a tick behind it */
+	__u64 time; /* ns of the monotonic clock */
 	__u64 cookie;
 	__u64 bytes_sent; /* acknowledged by the peer */
 	__u64 bytes_received;
@@ -40,25 +39,6 @@ struct flow_event {
 	__u8 accepted; /* the peer opened the connection */
 	__u8 protocol; /* as policy tells them apart, or FLOW_PROTOCOL_RDMA */
 	__u8 pad;
-};
-
-/* Slots of a lane: what a processor has room for without the ring. A power of two. */
-#define FLOW_LANE_SLOTS 1024
-
-/* An event in a lane. It is there when turn is one more than what head was before it was taken. */
-struct flow_slot {
-	struct flow_event event;
-	__u64 turn;
-};
-
-/* One processor's events. The programs take slots at head, the agent reads and frees them at tail.
- * Both are in one cache line: programs look at both for each event, the agent writes ten times a
- * second. */
-struct flow_lane {
-	__u64 head;
-	__u64 tail;
-	__u64 pad[6];
-	struct flow_slot slots[FLOW_LANE_SLOTS];
 };
 
 #endif

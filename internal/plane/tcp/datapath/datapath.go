@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -199,11 +198,6 @@ func (d *Datapath) load(spec *ebpf.CollectionSpec, known abi) error {
 			m.Pinning = ebpf.PinByName
 		}
 	}
-	cpus, err := ebpf.PossibleCPU()
-	if err != nil {
-		return fmt.Errorf("count processors: %w", err)
-	}
-	spec.Maps["flow_lanes"].MaxEntries = uint32(cpus) // the same for as long as maps can be pinned
 	opts := ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: dir}}
 	if err := spec.LoadAndAssign(&d.objs, &opts); err != nil {
 		return explainLoad(dir, err)
@@ -307,7 +301,6 @@ func setVariables(spec *ebpf.CollectionSpec, cfg Config) error {
 		"config_underlay_inner":   word(cfg.UnderlayInner),
 		"config_outer":            [4]uint32{},
 		"config_outer_ifindex":    uint32(cfg.OuterIfindex),
-		"config_ordered_stores":   word(runtime.GOARCH == "amd64"),
 	}
 	if cfg.Outer.IsValid() {
 		values["config_outer"] = fromAddr(cfg.Outer).Word

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"testing"
 	"time"
-	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/ringbuf"
@@ -66,7 +65,7 @@ func told(t *testing.T, d *Datapath) (all []string) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if o, ok := toObservation((*heddleFlowEvent)(unsafe.Pointer(&rec.RawSample[0])), bootTime()); ok && o.Relayed {
+		if o, ok := toObservation(rec.RawSample, bootTime()); ok && o.Relayed {
 			all = append(all, string(o.Event)+" "+o.Connection.Reason)
 		}
 	}

@@ -238,14 +238,6 @@ type heddleFlowKey struct {
 	Ipv6  uint32
 }
 
-type heddleFlowLane struct {
-	_     structs.HostLayout
-	Head  uint64
-	Tail  uint64
-	Pad   [6]uint64
-	Slots [1024]heddleFlowSlot
-}
-
 type heddleFlowSet struct {
 	_    structs.HostLayout
 	Flow [4]struct {
@@ -260,12 +252,6 @@ type heddleFlowSetKey struct {
 	_     structs.HostLayout
 	Owner uint32
 	Set   uint32
-}
-
-type heddleFlowSlot struct {
-	_     structs.HostLayout
-	Event heddleFlowEvent
-	Turn  uint64
 }
 
 type heddleHeddlePath uint32
@@ -790,7 +776,6 @@ const (
 	heddleMapFirewallProbes        = "firewall_probes"
 	heddleMapFlowByWire            = "flow_by_wire"
 	heddleMapFlowEvents            = "flow_events"
-	heddleMapFlowLanes             = "flow_lanes"
 	heddleMapForbiddenByFirewall   = "forbidden_by_firewall"
 	heddleMapGroupByListener       = "group_by_listener"
 	heddleMapGroupsBySock          = "groups_by_sock"
@@ -888,7 +873,6 @@ const (
 	heddleVarConfigNetworkId       = "config_network_id"
 	heddleVarConfigNodePortFirst   = "config_node_port_first"
 	heddleVarConfigNodePortLast    = "config_node_port_last"
-	heddleVarConfigOrderedStores   = "config_ordered_stores"
 	heddleVarConfigOuter           = "config_outer"
 	heddleVarConfigOuterIfindex    = "config_outer_ifindex"
 	heddleVarConfigOverlayIfindex  = "config_overlay_ifindex"
@@ -1049,7 +1033,6 @@ type heddleMapSpecs struct {
 	FirewallProbes      *ebpf.MapSpec `ebpf:"firewall_probes"`
 	FlowByWire          *ebpf.MapSpec `ebpf:"flow_by_wire"`
 	FlowEvents          *ebpf.MapSpec `ebpf:"flow_events"`
-	FlowLanes           *ebpf.MapSpec `ebpf:"flow_lanes"`
 	ForbiddenByFirewall *ebpf.MapSpec `ebpf:"forbidden_by_firewall"`
 	GroupByListener     *ebpf.MapSpec `ebpf:"group_by_listener"`
 	GroupsBySock        *ebpf.MapSpec `ebpf:"groups_by_sock"`
@@ -1106,7 +1089,6 @@ type heddleVariableSpecs struct {
 	ConfigNetworkId       *ebpf.VariableSpec `ebpf:"config_network_id"`
 	ConfigNodePortFirst   *ebpf.VariableSpec `ebpf:"config_node_port_first"`
 	ConfigNodePortLast    *ebpf.VariableSpec `ebpf:"config_node_port_last"`
-	ConfigOrderedStores   *ebpf.VariableSpec `ebpf:"config_ordered_stores"`
 	ConfigOuter           *ebpf.VariableSpec `ebpf:"config_outer"`
 	ConfigOuterIfindex    *ebpf.VariableSpec `ebpf:"config_outer_ifindex"`
 	ConfigOverlayIfindex  *ebpf.VariableSpec `ebpf:"config_overlay_ifindex"`
@@ -1192,7 +1174,6 @@ type heddleMaps struct {
 	FirewallProbes      *ebpf.Map `ebpf:"firewall_probes"`
 	FlowByWire          *ebpf.Map `ebpf:"flow_by_wire"`
 	FlowEvents          *ebpf.Map `ebpf:"flow_events"`
-	FlowLanes           *ebpf.Map `ebpf:"flow_lanes"`
 	ForbiddenByFirewall *ebpf.Map `ebpf:"forbidden_by_firewall"`
 	GroupByListener     *ebpf.Map `ebpf:"group_by_listener"`
 	GroupsBySock        *ebpf.Map `ebpf:"groups_by_sock"`
@@ -1251,7 +1232,6 @@ func (m *heddleMaps) Close() error {
 		m.FirewallProbes,
 		m.FlowByWire,
 		m.FlowEvents,
-		m.FlowLanes,
 		m.ForbiddenByFirewall,
 		m.GroupByListener,
 		m.GroupsBySock,
@@ -1309,7 +1289,6 @@ type heddleVariables struct {
 	ConfigNetworkId       *ebpf.Variable `ebpf:"config_network_id"`
 	ConfigNodePortFirst   *ebpf.Variable `ebpf:"config_node_port_first"`
 	ConfigNodePortLast    *ebpf.Variable `ebpf:"config_node_port_last"`
-	ConfigOrderedStores   *ebpf.Variable `ebpf:"config_ordered_stores"`
 	ConfigOuter           *ebpf.Variable `ebpf:"config_outer"`
 	ConfigOuterIfindex    *ebpf.Variable `ebpf:"config_outer_ifindex"`
 	ConfigOverlayIfindex  *ebpf.Variable `ebpf:"config_overlay_ifindex"`

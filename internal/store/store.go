@@ -62,9 +62,9 @@ type Store interface {
 	PutEndpoint(ctx context.Context, e model.Endpoint) error
 
 	// PutNewEndpoint is PutEndpoint for one whose id is not there, that has not migrated, and was
-	// made by what the store's state had at revision since. done is false, and nothing stored, if a move
-	// has been written since, or there is anything else to decide: then Moves and PutEndpoint say
-	// more.
+	// made by what the store's state had at revision since. done is false, and nothing stored, if a
+	// move has been written since, or there is anything else to decide: then Moves and PutEndpoint
+	// say more.
 	PutNewEndpoint(ctx context.Context, e model.Endpoint, since int64) (done bool, err error)
 
 	// DeleteEndpoint removes an endpoint and frees its addresses; one that had moved to the node

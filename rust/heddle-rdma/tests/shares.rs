@@ -143,8 +143,8 @@ fn an_endpoint_with_many_queue_pairs_gets_no_more_than_others() {
         let of_one = times(&mut c, 32);
         let of_many = times(&mut a, 64 * 32);
         let meanwhile = of_many.iter().filter(|at| of_one[0] < **at && **at < of_one[31]).count();
-        // As many with fair shares, and some more where a busy machine has the one's worker wait for
-        // a processor; 64 times as many, or all that it wants, without.
+        // As many with fair shares, and some more where a busy machine has the one's worker wait
+        // for a processor; 64 times as many, or all that it wants, without.
         meanwhile > 16 * 32
     });
 }

@@ -115,7 +115,7 @@ func runChaos(t *testing.T, c *chaos) {
 			seed = uint64(time.Now().Unix())
 		}
 	}
-	t.Logf("seed %d: go test ./test -run '^%s$' -chaos.seed %[1]d -chaos.for %[3]s", seed, t.Name(), *chaosFor)
+	t.Logf("seed %d: go test ./test/lifecycle -run '^%s$' -chaos.seed %[1]d -chaos.for %[3]s", seed, t.Name(), *chaosFor)
 	same := leaksNothing(t)
 	c.measure()
 	loads, stop := startChaosLoads(t)

@@ -53,7 +53,11 @@ func TestAddresses(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			inFabric(t, "ip link add n1b type veth peer name port1 netns %s-n1 && ip link set n1b master fabric up && ip -n %[1]s-n1 link set port1 up", lab.Name)
-			t.Cleanup(func() { inFabric(t, "ip link del n1b") })
+			t.Cleanup(func() {
+				inFabric(t, "ip link del n1b")
+				// It answers for all of the node's addresses, as every device does.
+				inNode(t, "n2", "ip neigh flush all")
+			})
 			inNode(t, "n1", "%s", c.make)
 			t.Cleanup(func() { inNode(t, "n1", "%s", c.undo) })
 			if out := inNode(t, "n1", "ip route get %s", other); !strings.Contains(out, "src "+at+".77") {

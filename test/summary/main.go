@@ -136,6 +136,7 @@ func progress(parts []part, now time.Time) string {
 // elsewhere are tests that are no part of `make test`, and why not.
 var elsewhere = []string{
 	"make test-rdma-card: RDMA by cards, emulated machines, 4 minutes",
+	"make test-nerdctl: containers of nerdctl, which is built first, some minutes",
 	"make test-vm: TCP of a virtual machine by queues, an emulated machine, 1 minute",
 	"make test-ui: the page of heddle ui in a browser, 124 MB of packages",
 	"make test-arm64: the BPF programs on an arm64 kernel, an emulated machine, half an hour",

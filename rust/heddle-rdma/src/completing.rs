@@ -15,22 +15,33 @@ impl Objects {
         if status == ibv::WC_SUCCESS && qp.service.is_connected() {
             self.account_request(number, send);
         }
-        let Some(qp) = self.qps.get(number) else { return };
         let head = &send.head;
-        let asked = u32::from(head.flags) & abi::VERBS_SEND_SIGNALED != 0;
+        self.tell_sent(number, (head.wr_id, head.flags, head.opcode), send.length(), status);
+    }
+
+    /// The completion of a send request that is accounted for, if there is to be one.
+    pub(crate) fn tell_sent(
+        &mut self,
+        number: u32,
+        (wr_id, flags, opcode): (u64, u8, u8),
+        length: u64,
+        status: u32,
+    ) {
+        let Some(qp) = self.qps.get(number) else { return };
+        let asked = u32::from(flags) & abi::VERBS_SEND_SIGNALED != 0;
         if !asked && !qp.signal_all && status == ibv::WC_SUCCESS {
             return;
         }
-        let opcode = match head.opcode {
+        let opcode = match opcode {
             ibv::WR_SEND | ibv::WR_SEND_WITH_IMM => ibv::WC_SEND,
             ibv::WR_RDMA_READ => ibv::WC_RDMA_READ,
             ibv::WR_ATOMIC_CMP_AND_SWP => ibv::WC_COMP_SWAP,
             ibv::WR_ATOMIC_FETCH_AND_ADD => ibv::WC_FETCH_ADD,
             _ => ibv::WC_RDMA_WRITE,
         };
-        let byte_len = u32::try_from(send.length()).unwrap_or(0);
+        let byte_len = u32::try_from(length).unwrap_or(0);
         let completion = verbs_completion {
-            wr_id: head.wr_id,
+            wr_id,
             status,
             opcode,
             byte_len,

@@ -6,6 +6,7 @@ use crate::memory::Fault;
 use crate::objects::Objects;
 use crate::pieces::{Piece, User, transfer};
 use crate::protection::{Protection, protects};
+use crate::together::Run;
 
 /// How many bytes are copied at a time when they go through memory of the router: they stay in the
 /// processor's cache between the two copies.
@@ -48,6 +49,21 @@ impl Copier {
             }
         }
         debug_assert!(source.is_none() && target.is_none());
+        Ok(())
+    }
+
+    /// Copies bytes of some pieces to others, one run after the other.
+    fn copy_runs(
+        &mut self,
+        worker: &Worker,
+        (from, to): (&[Piece], &[Piece]),
+        runs: &[Run],
+    ) -> Result<(), Side> {
+        for run in runs {
+            let source = from.get(run.from.0).ok_or(Side::Source)?;
+            let target = to.get(run.to.0).ok_or(Side::Destination)?;
+            self.copy_part(worker, (source, run.from.1), (target, run.to.1), run.length)?;
+        }
         Ok(())
     }
 
@@ -118,6 +134,11 @@ impl Objects {
             return self.copy_apart();
         }
         self.with_pieces(|worker, copier, from, to| copier.copy(worker, from, to))
+    }
+
+    /// Copies bytes of [`Objects::from`] to [`Objects::to`], at most a chunk of mapped ones.
+    pub(crate) fn copy_runs(self: &mut Box<Self>, runs: &[Run]) -> Result<(), Side> {
+        self.with_pieces(|worker, copier, from, to| copier.copy_runs(worker, (from, to), runs))
     }
 
     /// Whether the region and the queue pair are still there.

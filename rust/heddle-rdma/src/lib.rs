@@ -97,6 +97,7 @@ mod sandbox;
 mod shards;
 mod sys;
 mod table;
+mod together;
 mod under_way;
 
 pub use router::{Options, run};

@@ -84,6 +84,9 @@ impl Objects {
         let head = current.send.head;
         let usage = self.remote(peer, ibv::ACCESS_REMOTE_WRITE);
         let usage = usage.ok_or(Pending::Failed(ibv::WC_REM_ACCESS_ERR))?;
+        if let Some(step) = self.write_together((number, peer), current, usage, bytes) {
+            return step;
+        }
         let with_imm = head.opcode == ibv::WR_RDMA_WRITE_WITH_IMM;
         if current.done == 0 && length > 0 && (length > CHUNK as u64 || with_imm) {
             // All of it, before a byte is written or a receive request taken. What goes in one step
@@ -251,18 +254,23 @@ impl Objects {
         self.store(&value.to_ne_bytes()).map_err(|Fault| Pending::Failed(ibv::WC_LOC_PROT_ERR))
     }
 
+    /// Whether there is a cap on what is copied so.
+    pub(crate) fn is_limited(&self, from: u32, to: u32) -> bool {
+        let of = |qp: u32| self.qps.get(qp).map_or(0, |q| q.endpoint);
+        let (from, to) = (of(from), of(to));
+        from != to
+            && protects(Protection::Caps)
+            && (self.endpoints.get(from).is_some_and(|e| e.egress.is_limited())
+                || self.endpoints.get(to).is_some_and(|e| e.ingress.is_limited()))
+    }
+
     /// When bytes may be copied out of memory of the first queue pair's endpoint to that of the
     /// second, if not now.
     pub(crate) fn capped(&mut self, from: u32, to: u32) -> Option<Instant> {
+        if !self.is_limited(from, to) {
+            return None;
+        }
         let (from, to) = (self.qps.get(from)?.endpoint, self.qps.get(to)?.endpoint);
-        if from == to || !protects(Protection::Caps) {
-            return None;
-        }
-        let limited = self.endpoints.get(from).is_some_and(|e| e.egress.is_limited())
-            || self.endpoints.get(to).is_some_and(|e| e.ingress.is_limited());
-        if !limited {
-            return None;
-        }
         let now = Instant::now();
         let mut until = None;
         for (endpoint, leaves) in [(from, true), (to, false)] {

@@ -168,6 +168,30 @@ pub(crate) fn check(
     look(regions, key, address, length, usage).map(drop)
 }
 
+/// Finds the bytes that a key and an address name, if all are mapped, and adds all that is mapped
+/// of the region, unless it was added last: which piece that is, and where in it they begin.
+pub(crate) fn place(
+    regions: &Regions,
+    key: u32,
+    address: u64,
+    length: usize,
+    usage: Use,
+    pieces: &mut Vec<Piece>,
+) -> Option<(usize, usize)> {
+    let (region, offset) = look(regions, key, address, length, usage).ok()?;
+    let mapped = region.mapped.as_ref()?;
+    let skip = offset.checked_sub(mapped.first)?;
+    if skip.checked_add(length as u64)? > mapped.length {
+        return None;
+    }
+    let user = User { key, region: region.number, qp: usage.qp, epoch: usage.epoch };
+    if pieces.last().is_none_or(|last| last.user() != user) {
+        let backing = Backing::Shared(mapped.endpoint, Arc::clone(&mapped.shared), mapped.at);
+        pieces.push(Piece::new(user, backing, size(mapped.length).ok()?));
+    }
+    Some((pieces.len() - 1, size(skip).ok()?))
+}
+
 /// Finds the bytes that a key and an address name, and adds their pieces.
 pub(crate) fn find(
     regions: &Regions,

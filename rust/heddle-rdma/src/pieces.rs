@@ -90,9 +90,10 @@ impl Piece {
     pub(crate) fn fetch(&self, worker: &Worker, (at, length): (*mut u8, usize)) {
         let Backing::Shared(endpoint, ..) = &self.backing else { return };
         worker.touches(*endpoint);
-        for skip in (0..length).step_by(PAGE).chain(length.checked_sub(1)) {
-            // SAFETY: `skip` is less than `length`, and that many bytes are mapped.
-            let byte = unsafe { at.add(skip) };
+        let Some(last) = length.checked_sub(1) else { return };
+        for skip in 0..=last.div_ceil(PAGE) {
+            // SAFETY: this is less than `length`, and that many bytes are mapped.
+            let byte = unsafe { at.add(last.min(skip * PAGE)) };
             // SAFETY: as above. It may change meanwhile: nobody looks at what is read.
             let _ = unsafe { byte.read_volatile() };
         }

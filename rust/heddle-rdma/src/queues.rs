@@ -88,21 +88,35 @@ impl Staged {
 }
 
 /// Send requests of a queue pair.
-pub(crate) struct SendRing(Staged);
+pub(crate) struct SendRing {
+    staged: Staged,
+    /// One that was taken and not begun, or the `wr_id` of one that is wrong.
+    returned: Option<Result<Send, u64>>,
+}
 
 impl SendRing {
     pub(crate) fn attach(memory: &Arc<SharedMemory>, capacity: u32) -> Option<Self> {
         let at = abi::VERBS_QP_SEND_RING as usize;
-        Some(Self(Staged::new(Consumer::attach(memory, at, capacity).ok()?)))
+        let consumer = Consumer::attach(memory, at, capacity).ok()?;
+        Some(Self { staged: Staged::new(consumer), returned: None })
     }
 
     /// The next request; the `wr_id` of one that is wrong in itself.
     pub(crate) fn next(&mut self) -> Result<Option<Result<Send, u64>>, Dead> {
-        Ok(self.0.next(slots::send_slots)?.map(Send::parse))
+        if let Some(returned) = self.returned.take() {
+            return Ok(Some(returned));
+        }
+        Ok(self.staged.next(slots::send_slots)?.map(Send::parse))
+    }
+
+    /// Puts what came last back, to be the next one again.
+    pub(crate) fn put_back(&mut self, next: Result<Send, u64>) {
+        self.returned = Some(next);
     }
 
     pub(crate) fn clear(&mut self) {
-        self.0.clear();
+        self.returned = None;
+        self.staged.clear();
     }
 
     /// A request as the program has it by now: what nobody may look at once it was found good.
@@ -110,7 +124,7 @@ impl SendRing {
     pub(crate) fn looked_at_again(&self, send: &Send) -> Send {
         // The time that others take to read it.
         std::thread::sleep(std::time::Duration::from_millis(1));
-        let head = self.0.consumer.look_again(send.head.slots.into()).to_bytes();
+        let head = self.staged.consumer.look_again(send.head.slots.into()).to_bytes();
         let mut again = send.clone();
         again.head = plain::read(&head).expect("a slot holds a head");
         again
@@ -235,6 +249,34 @@ pub(crate) fn wake_polls(context: &SharedMemory) {
 mod tests {
     use super::*;
     use shared_ring::{ring, ring_size};
+
+    #[test]
+    fn a_send_request_that_is_put_back_is_the_next_one_until_a_reset() {
+        let memory = SharedMemory::create(c"test", ring_size(4)).unwrap();
+        ring::create(&memory, 0, 4).unwrap();
+        let mut program = Producer::attach(&memory, 0, 4).unwrap();
+        let mut sends = SendRing::attach(&memory, 4).unwrap();
+        for wr_id in [1, 2, 3] {
+            // The second one has flags that there are not.
+            let flags = if wr_id == 2 { 16 } else { 0 };
+            let head = abi::verbs_send { wr_id, flags, slots: 1, ..Default::default() };
+            let slot = plain::bytes(&head).first_chunk::<SLOT>().map(Slot::from_bytes).unwrap();
+            assert_eq!(program.push(&[slot]), Ok(1));
+        }
+        for wanted in [Ok(1), Err(2)] {
+            for puts_back in [true, false] {
+                let next = sends.next().unwrap().unwrap();
+                assert_eq!(next.as_ref().map(|send| send.head.wr_id).map_err(|id| *id), wanted);
+                if puts_back {
+                    sends.put_back(next);
+                }
+            }
+        }
+        let last = sends.next().unwrap().unwrap();
+        sends.put_back(last);
+        sends.clear();
+        assert!(sends.next().unwrap().is_none());
+    }
 
     #[test]
     fn all_requests_that_are_put_back_come_again() {

@@ -230,6 +230,7 @@ impl Objects {
             match step {
                 Ok(()) => {
                     self.complete_send(number, &current.send, ibv::WC_SUCCESS);
+                    self.complete_more(number, current.more);
                     turn.worked = true;
                     if let Some(qp) = self.qps.get_mut(number) {
                         qp.waits_since = None;
@@ -237,6 +238,9 @@ impl Objects {
                 }
                 Err(Pending::Failed(status)) => {
                     self.fail_send(number, &current.send, status);
+                    if let Some(qp) = self.qps.get_mut(number) {
+                        qp.unlinked.extend(current.more.iter().map(|w| w.wr_id));
+                    }
                     turn.worked = true;
                 }
                 Err(Pending::Turn) => {
@@ -300,7 +304,7 @@ impl Objects {
         match qp.send.next() {
             Ok(Some(Ok(send))) => {
                 endpoint.count_send();
-                Some(Current { send, done: 0 })
+                Some(Current { send, done: 0, more: Vec::new() })
             }
             Ok(Some(Err(wr_id))) => {
                 self.fail_request(number, wr_id, ibv::WC_LOC_QP_OP_ERR);

@@ -51,6 +51,7 @@ pub struct Slot(pub [u64; SLOT_SIZE / 8]);
 impl Slot {
     /// Makes a slot of bytes as they lie in memory.
     #[must_use]
+    #[inline]
     pub fn from_bytes(bytes: &[u8; SLOT_SIZE]) -> Self {
         let mut slot = Self::default();
         for (word, eight) in slot.0.iter_mut().zip(bytes.as_chunks::<8>().0) {
@@ -61,6 +62,7 @@ impl Slot {
 
     /// The bytes of the slot as they lie in memory.
     #[must_use]
+    #[inline]
     pub fn to_bytes(&self) -> [u8; SLOT_SIZE] {
         let mut bytes = [0; SLOT_SIZE];
         for (eight, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(self.0) {

@@ -65,6 +65,8 @@ impl Payload {
 pub struct Send {
     /// The first slot, without its payload.
     pub head: verbs_send,
+    /// Bytes of the message: at most 32 times 4 GiB.
+    length: u64,
     payload: Payload,
 }
 
@@ -91,7 +93,9 @@ impl Send {
             return Err(head.wr_id);
         };
         let payload = Payload::new(&from[..length]);
-        Ok(Self { head, payload })
+        let lengths = || (0..head.sge_count.into()).map(|i| entry(payload.bytes(), i).length);
+        let length = if inline { length as u64 } else { lengths().map(u64::from).sum() };
+        Ok(Self { head, length, payload })
     }
 
     /// Whether the bytes are in the request itself.
@@ -121,10 +125,7 @@ impl Send {
     /// Bytes of the message: at most 32 times 4 GiB.
     #[must_use]
     pub fn length(&self) -> u64 {
-        if self.is_inline() {
-            return self.head.inline_length.into();
-        }
-        (0..self.entries()).map(|i| u64::from(self.entry(i).length)).sum()
+        self.length
     }
 }
 

@@ -77,7 +77,7 @@ func benchmarkCmd(b session.Command, name string) *cobra.Command {
 
 // newBenchSummaryCmd makes `heddle bench summary`.
 func newBenchSummaryCmd(all []session.Command) *cobra.Command {
-	return documentCmd("summary", "Write the page of results from the committed files", resultsPage,
+	return documentCmd("summary", "Write the pages of results from the committed files", resultsPage,
 		func(_ *cobra.Command, folder, document string) error { return session.Summarize(all, folder, document) })
 }
 

@@ -235,6 +235,7 @@ func readConnections(stdout []byte) (Sample, error) {
 		return nil, errors.New("crr: no connections")
 	}
 	return Sample{
+		"socket_connect_p5_us":  c.SocketConnectP5Us,
 		"socket_connect_p50_us": c.SocketConnectP50Us,
 		"socket_connect_p99_us": c.SocketConnectP99Us,
 		"socket_p50_us":         c.SocketP50Us,

@@ -18,6 +18,7 @@ type Connections struct {
 	ElapsedS           float64 `json:"elapsed_s"`
 	BusyCPUS           float64 `json:"busy_cpu_s"`
 	SocketP50Us        float64 `json:"socket_p50_us"`
+	SocketConnectP5Us  float64 `json:"socket_connect_p5_us"` // what nothing else held up
 	SocketConnectP50Us float64 `json:"socket_connect_p50_us"`
 	SocketConnectP99Us float64 `json:"socket_connect_p99_us"`
 }
@@ -123,6 +124,7 @@ func connections(to netip.AddrPort, s settings) (Connections, error) {
 	return Connections{
 		Callers: s.callers, Connections: len(connects), ElapsedS: elapsed.Seconds(), BusyCPUS: busy.Seconds(),
 		SocketP50Us:        percentileUs(sockets, 50),
+		SocketConnectP5Us:  percentileUs(connects, 5),
 		SocketConnectP50Us: percentileUs(connects, 50),
 		SocketConnectP99Us: percentileUs(connects, 99),
 	}, nil

@@ -68,7 +68,8 @@ func TestMeasurements(t *testing.T) {
 				var c Connections
 				runPeer(t, &c, "crr", "-to", address, "-duration", "100ms", "-callers", strconv.Itoa(callers))
 				if c.Callers != callers || c.Connections < 10*callers || c.ElapsedS < 0.1 || c.SocketP50Us <= 0 ||
-					c.SocketConnectP50Us < c.SocketP50Us || c.SocketConnectP99Us < c.SocketConnectP50Us {
+					c.SocketConnectP5Us <= 0 ||
+					c.SocketConnectP50Us < max(c.SocketP50Us, c.SocketConnectP5Us) || c.SocketConnectP99Us < c.SocketConnectP50Us {
 					t.Errorf("crr with %d callers: %+v", callers, c)
 				}
 			}

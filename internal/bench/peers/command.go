@@ -26,6 +26,7 @@ type comparison struct {
 	without     []bench.Mode // that are measured only by name
 	runs        int
 	file, plot  string // committed results, and their plot
+	page        string // of results, as session.Summary has it
 	title       string // of the plot
 	rows        []report.SummaryRow
 }
@@ -55,7 +56,7 @@ var packets = comparison{
 in Go and by programs in C; DNS by dnsperf and unbound. Debian's packages dnsperf, unbound, ngtcp2-client and ngtcp2-server have the programs.`,
 	workloads: bench.PacketWorkloads,
 	without:   []bench.Mode{bench.Heddle}, // these packets go as the overlay's
-	runs:      5, file: "packets.json", plot: "packets.svg", title: "UDP, QUIC and DNS in Heddle and others' networks",
+	runs:      5, file: "packets.json", plot: "packets.svg", page: "packets.md", title: "UDP, QUIC and DNS in Heddle and others' networks",
 	rows: []report.SummaryRow{
 		{"udprr", "rtt_p50_us", "UDP round trip p50"},
 		{"udprr", "cpu_us_per_transaction", "its processor time"},
@@ -105,7 +106,7 @@ func (c comparison) command() session.Command {
 			return errors.Join(report.WriteTable(w, r.Results), WriteSkipped(w, r.Networks))
 		},
 		Report:    c.writeReport,
-		Summaries: []session.Summary{{Part: c.name, Write: c.summarize}},
+		Summaries: []session.Summary{{Page: c.page, Part: c.name, Write: c.summarize}},
 	}.Command()
 }
 

@@ -60,6 +60,6 @@ thread, two processes that spin, and TCP of the host and the overlay, with 1 to 
 		},
 		Print:     func(w io.Writer, _ *session.Session, r Result) error { return printResult(w, r) },
 		Report:    writeReport,
-		Summaries: []session.Summary{{Part: "rdma", Write: summarize}},
+		Summaries: []session.Summary{{Page: "rdma.md", Part: "rdma", Write: summarize}},
 	}.Command()
 }

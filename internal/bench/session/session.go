@@ -39,12 +39,13 @@ type Benchmark[R any] struct {
 	// Report writes the parts of the tables' document that are made of committed results, and
 	// plots; nil: it has none.
 	Report func(*report.Document) error
-	// Summaries are the parts of the page of results.
+	// Summaries are the parts of the pages of results.
 	Summaries []Summary
 }
 
-// Summary gives a part of the page of results, made of committed results alone.
+// Summary gives a part of a page of results, made of committed results alone.
 type Summary struct {
+	Page  string // a file in the folder of results; "": the first page, which is not in it
 	Part  string
 	Write func(*report.Document) (string, error)
 }
@@ -96,25 +97,43 @@ func (c Command) WriteReport(folder, document string, out io.Writer) error {
 	return d.Save(out)
 }
 
-// Summarize writes all commands' parts of the page of results. All marks and all files of results
-// have to be there.
-func Summarize(commands []Command, folder, document string) error {
-	d, err := report.OpenDocument(document, folder, "bench summary")
-	if err != nil {
-		return err
-	}
+// Summarize writes all commands' parts of the pages of results, of which first is the one that is
+// not in folder. All marks and all files of results have to be there, or no page is written.
+func Summarize(commands []Command, folder, first string) error {
+	pages := make(map[string]*report.Document)
 	for _, c := range commands {
 		for _, part := range c.Summaries {
-			text, err := part.Write(d)
-			if err != nil {
-				return fmt.Errorf("summarize %s: %w", part.Part, err)
+			file := first
+			if part.Page != "" {
+				file = filepath.Join(folder, part.Page)
 			}
-			if err := d.Section(part.Part, "\n"+text+"\n"); err != nil {
-				return err
+			if err := part.writeInto(pages, file, folder); err != nil {
+				return fmt.Errorf("summarize %s: %w", part.Part, err)
 			}
 		}
 	}
-	return d.Save(io.Discard)
+	for _, page := range pages {
+		if err := page.Save(io.Discard); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// writeInto writes the part into file, which stands in pages from then on. It saves nothing.
+func (part Summary) writeInto(pages map[string]*report.Document, file, folder string) (err error) {
+	page := pages[file]
+	if page == nil {
+		if page, err = report.OpenDocument(file, folder, "bench summary"); err != nil {
+			return err
+		}
+		pages[file] = page
+	}
+	text, err := part.Write(page)
+	if err != nil {
+		return err
+	}
+	return page.Section(part.Part, "\n"+text+"\n")
 }
 
 // Session is one run of a benchmark.

@@ -102,7 +102,7 @@ node; --up does that.`, labContainers),
 		},
 		Print:     func(w io.Writer, _ *session.Session, r Result) error { return printResult(w, r) },
 		Report:    writeReport,
-		Summaries: []session.Summary{{Part: "stacks", Write: summarize}},
+		Summaries: []session.Summary{{Page: "stacks.md", Part: "stacks", Write: summarize}},
 	}.Command()
 }
 

@@ -149,7 +149,7 @@ $(BIN)/libheddle-verbs.so: $(wildcard clib/verbs/*.[ch] clib/ring/*.h) clib/verb
 	$(call install,$(CLIB_PACKAGES))
 	@GO=$(GO) clib/build.sh verbs $@
 
-# Congestion controls for `heddle stack load` (docs/howto/stacks.md).
+# Congestion controls for `heddle stack load` (docs/howto/own-stacks.md).
 $(CONGESTION): $(BIN)/%.bpf.o: bpf/cc/%.bpf.c bpf/cc/tcp.h packaging/build-congestion.sh
 	$(call install,$(CLIB_PACKAGES))
 	@packaging/build-congestion.sh $* $@

@@ -182,16 +182,16 @@ func unsupported(t *testing.T) []string {
 	return out
 }
 
-// TestUnsupportedIsDocumented: docs/howto/rdma.md lists what answers EOPNOTSUPP, all of it and
+// TestUnsupportedIsDocumented: docs/howto/rdma-library.md lists what answers EOPNOTSUPP, all of it and
 // nothing else.
 func TestUnsupportedIsDocumented(t *testing.T) {
-	page := between(t, read(t, "../docs/howto/rdma.md"), "<!-- unsupported -->", "<!-- end -->")
+	page := between(t, read(t, "../docs/howto/rdma-library.md"), "<!-- unsupported -->", "<!-- end -->")
 	var listed []string
 	for _, m := range regexp.MustCompile("`(ibv_\\w+)`").FindAllStringSubmatch(page, -1) {
 		listed = append(listed, m[1])
 	}
 	slices.Sort(listed)
 	if want := unsupported(t); !slices.Equal(listed, want) {
-		t.Errorf("docs/howto/rdma.md lists other functions than those that answer EOPNOTSUPP, which are:\n%s", fmt.Sprintf("`%s`", strings.Join(want, "`, `")))
+		t.Errorf("docs/howto/rdma-library.md lists other functions than those that answer EOPNOTSUPP, which are:\n%s", fmt.Sprintf("`%s`", strings.Join(want, "`, `")))
 	}
 }

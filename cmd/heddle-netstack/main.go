@@ -1,5 +1,5 @@
 // Command heddle-netstack is a stack module whose TCP is gVisor's netstack: the agent starts one on
-// a node that has endpoints whose profile says so. docs/architecture/stacks.md.
+// a node that has endpoints whose profile says so. docs/architecture/stack-modules.md.
 package main
 
 import (

@@ -1,7 +1,7 @@
 // Stack-module is a stack module of one's own, as small as it can be: gVisor's TCP with its
-// defaults, behind the protocol of docs/protocols/stack-module.md. docs/howto/stacks.md shows how a
-// node gets it. What it leaves out, it answers: options are taken without effect, and who asks what
-// it uses hears of sockets and bytes.
+// defaults, behind the protocol of docs/protocols/stack-module.md. docs/howto/own-stacks.md shows
+// how a node gets it. What it leaves out, it answers: options are taken without effect, and who
+// asks what it uses hears of sockets and bytes.
 //
 //	main.go        messages of the agent's
 //	tenant.go      the TCP of one endpoint, and its device

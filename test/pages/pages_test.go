@@ -89,7 +89,7 @@ containerd >/run/containerd.log 2>&1 &
 until ctr version; do sleep 0.1; done`},
 	{name: "debian", hosts: "a=192.0.2.1 b=192.0.2.2", needs: []string{"dpkg-deb", "systemctl"}, pages: []string{"install-debian"}, long: true, systemd: true},
 	{name: "rdma", hosts: "a=192.0.2.1", needs: []string{"runc", "ibv_devinfo", "ib_send_bw"}, pages: []string{"rdma"}, long: true, ready: everything},
-	{name: "stacks", hosts: "a=192.0.2.1", needs: []string{"runc", "python3", "curl", "clang"}, pages: []string{"stacks"}, long: true, ready: everything},
+	{name: "stacks", hosts: "a=192.0.2.1", needs: []string{"runc", "python3", "curl", "clang"}, pages: []string{"stacks", "own-stacks"}, long: true, ready: everything},
 	{name: "pool", hosts: "a=192.0.2.1", needs: []string{"runc", "python3"}, pages: []string{"many-connections"}, long: true, ready: everything},
 	{name: "attack suite", hosts: "a=192.0.2.1", needs: []string{"jq", "runc"}, pages: []string{"attack-suite"}, long: true},
 }
@@ -103,6 +103,8 @@ printf '[containers]\npids_limit = 0\ndefault_ulimits = ["nofile=20000:20000", "
 var notTried = map[string]string{
 	"install-on-kubernetes": "make test-k8s does what it says",
 	"kubernetes":            "make test-k8s does what it says",
+	"rdma-card":             "it needs cards: make test-rdma-card has emulated ones",
+	"rdma-library":          "it has nothing to type",
 	"chaos":                 "make chaos takes minutes; the page has its last result",
 	"differential-tester":   "it needs a finding",
 }

@@ -101,7 +101,7 @@ fn counted(router: &Router) -> [u64; 2] {
 
 #[test]
 fn what_is_refused_outside_is_what_the_page_says() {
-    let page = include_str!("../../../docs/howto/rdma.md");
+    let page = include_str!("../../../docs/howto/rdma-card.md");
     let (_, list) = page.split_once("<!-- refused outside -->").unwrap();
     let (list, _) = list.split_once("<!-- end -->").unwrap();
     let rows: Vec<Vec<&str>> =

@@ -1,5 +1,5 @@
 //! The module host: runs TCP in user space for the endpoints that the agent of a node names, their
-//! programs behind pairs of sockets. `docs/architecture/stacks.md`; the protocol is
+//! programs behind pairs of sockets. `docs/architecture/stack-modules.md`; the protocol is
 //! `docs/protocols/stack-module.md`.
 //!
 //! | module | what it owns |

@@ -166,38 +166,29 @@ func AddEndpoint(cfg EndpointConfig) (_ EndpointDevice, err error) {
 		return EndpointDevice{}, fmt.Errorf("endpoint %d: netns_path: %w", cfg.ID, err)
 	}
 	defer ns.Close()
-	h, err := open()
-	if err != nil {
-		return EndpointDevice{}, err
-	}
-	defer h.Close()
 	pair := cfg.Pair
 	if pair == nil {
-		if pair, err = makePair(h, ns, cfg); err != nil {
+		if pair, err = makePair(ns, cfg); err != nil {
 			return EndpointDevice{}, err
 		}
 	}
-	host, made := pair.host, pair.made
+	host := pair.host
 	cfg.MTU = pair.mtu
-	if made {
+	if pair.made {
 		defer func() {
 			if err != nil {
 				err = errors.Join(err, DelEndpoint(cfg.ID, cfg.Addrs, cfg.Table))
 			}
 		}()
 	}
-	ids := NetnsIDs{Container: host.Attrs().NetNsID}
-	err = netns.DoIn(ns, func() (err error) {
-		ids.Node, err = setContainerSide(cfg, made)
-		return err
-	})
-	if err != nil {
+	if err := netns.Visit(ns, func() error { return setContainerSide(pair.eth, cfg, pair.made) }); err != nil {
 		return EndpointDevice{}, fmt.Errorf("endpoint %d: container: %w", cfg.ID, err)
 	}
+	ids := NetnsIDs{Container: host.Attrs().NetNsID, Node: pair.eth.Attrs().NetNsID}
 	if ids.Container < 0 || ids.Node < 0 {
 		return EndpointDevice{}, fmt.Errorf("endpoint %d: device %s: the kernel does not say which network namespaces it is between", cfg.ID, host.Attrs().Name)
 	}
-	if err := setHostSide(h, host, cfg, made); err != nil {
+	if err := setHostSide(host, cfg, pair.made); err != nil {
 		return EndpointDevice{}, fmt.Errorf("endpoint %d: %w", cfg.ID, err)
 	}
 	inode, err := inodeOf(ns)
@@ -205,7 +196,7 @@ func AddEndpoint(cfg EndpointConfig) (_ EndpointDevice, err error) {
 		return EndpointDevice{}, fmt.Errorf("endpoint %d: netns_path: %w", cfg.ID, err)
 	}
 	return EndpointDevice{
-		Netns: uint32(inode), Made: made, Ifindex: host.Attrs().Index, Name: host.Attrs().Name, HostMAC: hostMAC(cfg.ID).String(),
+		Netns: uint32(inode), Made: pair.made, Ifindex: host.Attrs().Index, Name: host.Attrs().Name, HostMAC: hostMAC(cfg.ID).String(),
 		ContainerMAC: containerMAC(cfg.ID).String(), ContainerIfindex: host.Attrs().ParentIndex, MTU: cfg.MTU, IDs: ids,
 	}, nil
 }
@@ -250,58 +241,59 @@ func openContainer(path string) (*os.File, error) {
 	return ns, nil
 }
 
-// setContainerSide runs in the container's namespace: addresses, a permanent neighbour for the
-// gateway so that nobody has to ask for it, and the default route. fresh says that the device was
-// made just now. It gives the id of the node's namespace there.
-func setContainerSide(cfg EndpointConfig, fresh bool) (node int, err error) {
-	h, err := open()
-	if err != nil {
-		return -1, err
-	}
-	defer h.Close()
+// readyContainerSide runs in the container's namespace, and sets what a device of an endpoint is
+// set to there before it has addresses.
+func readyContainerSide(cfg EndpointConfig) (netlink.Link, error) {
 	eth, err := getLink(cfg.Device)
 	if err != nil {
-		return -1, err
+		return nil, err
 	}
-	if err := setMTU(h, eth, cfg.MTU); err != nil {
-		return -1, err
+	if err := setMTU(each(), eth, cfg.MTU); err != nil {
+		return nil, err
 	}
-	// After the MTU, since a device with too small a one has no IPv6 settings; up before the
-	// addresses, since going down takes IPv6 ones away. lo carries what the container sends to
-	// itself.
+	// After the MTU, since a device with too small a one has no IPv6 settings.
 	n, err := openSysctls()
 	if err != nil {
-		return -1, err
+		return nil, err
 	}
 	defer n.close()
-	if err := ready6(n, cfg.Device, cfg.Addrs, "lo"); err != nil {
-		return -1, err
-	}
+	return eth, ready6(n, cfg.Device, cfg.Addrs, "lo")
+}
+
+// setContainerSide runs in the container's namespace: addresses, a permanent neighbour for the
+// gateway so that nobody has to ask for it, and the default route. fresh says that the device was
+// made just now.
+func setContainerSide(eth netlink.Link, cfg EndpointConfig, fresh bool) error {
+	// Up before the addresses, since going down takes IPv6 ones away. lo carries what the container
+	// sends to itself.
 	var b batch
+	index := eth.Attrs().Index
 	b.up(LoopbackIfindex, "")
-	b.up(eth.Attrs().Index, "")
+	b.up(index, "")
 	if fresh {
 		for _, a := range cfg.Addrs {
-			b.address(eth.Attrs().Index, a)
+			b.address(index, a)
+			b.neighbour(index, sameFamily(a, cfg.Gateways), hostMAC(cfg.ID).String())
 		}
 	}
 	if err := b.do(unix.EEXIST); err != nil {
-		return -1, err
+		return err
 	}
 	if !fresh {
-		if err := setAddrs(h, eth, cfg.Addrs); err != nil {
-			return -1, err
+		if err := setAddrs(each(), eth, cfg.Addrs); err != nil {
+			return err
 		}
 	}
-	if err := setContainerRoutes(h, eth.Attrs().Index, cfg, fresh); err != nil || !fresh {
-		return eth.Attrs().NetNsID, err
+	if err := setContainerRoutes(index, cfg, fresh); err != nil || !fresh {
+		return err
 	}
-	return eth.Attrs().NetNsID, awaitAddrs6(eth, slices.DeleteFunc(slices.Clone(cfg.Addrs), netip.Addr.Is4))
+	return awaitAddrs6(eth, slices.DeleteFunc(slices.Clone(cfg.Addrs), netip.Addr.Is4))
 }
 
 // setContainerRoutes is the part of setContainerSide that leads out of the container. fresh says
-// that no route of Heddle's is there yet.
-func setContainerRoutes(h *netlink.Handle, index int, cfg EndpointConfig, fresh bool) error {
+// that the neighbours are there, and no route of Heddle's yet.
+func setContainerRoutes(index int, cfg EndpointConfig, fresh bool) error {
+	h := each()
 	owned := &ownedRoutes{h: h}
 	neighbours := map[netip.Addr]string{}
 	var routes []route
@@ -312,8 +304,10 @@ func setContainerRoutes(h *netlink.Handle, index int, cfg EndpointConfig, fresh 
 			route{table: unix.RT_TABLE_MAIN, dst: netip.PrefixFrom(gw, gw.BitLen()), kind: unix.RTN_UNICAST, link: index},
 			route{table: unix.RT_TABLE_MAIN, dst: defaultDst(a), kind: unix.RTN_UNICAST, link: index, gw: gw})
 	}
-	if err := setNeighbours(h, index, neighbours, fresh); err != nil {
-		return err
+	if !fresh {
+		if err := setNeighbours(h, index, neighbours); err != nil {
+			return err
+		}
 	}
 	if fresh && !cfg.Adopt {
 		return owned.ensure(routes...)
@@ -345,11 +339,10 @@ func defaultDst(a netip.Addr) netip.Prefix {
 	return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 }
 
-// setHostSide sets the node's end up and leads the endpoint's addresses to it. fresh says that the
-// device was made just now: nothing of an earlier state leads to it.
-func setHostSide(h *netlink.Handle, host netlink.Link, cfg EndpointConfig, fresh bool) error {
-	name, index := host.Attrs().Name, host.Attrs().Index
-	if err := setMTU(h, host, cfg.MTU); err != nil {
+// readyHostSide is readyContainerSide for the node's end.
+func readyHostSide(host netlink.Link, cfg EndpointConfig) error {
+	name := host.Attrs().Name
+	if err := setMTU(each(), host, cfg.MTU); err != nil {
 		return err
 	}
 	n, err := openSysctls()
@@ -357,20 +350,19 @@ func setHostSide(h *netlink.Handle, host netlink.Link, cfg EndpointConfig, fresh
 		return err
 	}
 	defer n.close()
-	if err := ready6(n, name, cfg.Addrs); err != nil {
+	if err := ready6(n, name, cfg.Addrs); err != nil || !hasIPv6(cfg.Addrs) {
 		return err
 	}
-	if hasIPv6(cfg.Addrs) {
-		if err := forwardFrom(n, name); err != nil {
-			return err
-		}
-	}
+	return forwardFrom(n, name)
+}
+
+// setHostSide sets the node's end up and leads the endpoint's addresses to it. fresh says that the
+// device was made just now: nothing of an earlier state leads to it.
+func setHostSide(host netlink.Link, cfg EndpointConfig, fresh bool) error {
+	h, index := each(), host.Attrs().Index
+	var b batch
 	if alias := cfg.Name[:min(len(cfg.Name), maxAlias)]; host.Attrs().Alias != alias || host.Attrs().Flags&net.FlagUp == 0 {
-		var b batch
 		b.up(index, alias)
-		if err := b.do(); err != nil {
-			return err
-		}
 	}
 	routes := &ownedRoutes{h: h}
 	if !fresh {
@@ -386,6 +378,9 @@ func setHostSide(h *netlink.Handle, host netlink.Link, cfg EndpointConfig, fresh
 	var want []route
 	for _, a := range cfg.Addrs {
 		neighbours[a] = containerMAC(cfg.ID).String()
+		if fresh {
+			b.neighbour(index, a, neighbours[a])
+		}
 		dst := netip.PrefixFrom(a, a.BitLen())
 		want = append(want, route{table: unix.RT_TABLE_MAIN, dst: dst, kind: unix.RTN_UNICAST, link: index, src: sameFamily(a, cfg.Gateways), advMSS: loopbackMSS(a)})
 		local := localRoute(cfg.Table, a)
@@ -395,8 +390,13 @@ func setHostSide(h *netlink.Handle, host netlink.Link, cfg EndpointConfig, fresh
 			return err
 		}
 	}
-	if err := setNeighbours(h, index, neighbours, fresh); err != nil {
+	if err := b.do(); err != nil {
 		return err
+	}
+	if !fresh {
+		if err := setNeighbours(h, index, neighbours); err != nil {
+			return err
+		}
 	}
 	return routes.ensure(want...)
 }

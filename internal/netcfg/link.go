@@ -25,6 +25,10 @@ func open() (*netlink.Handle, error) {
 	return h, nil
 }
 
+// each gives a handle that opens netlink for each request, on the calling thread's network
+// namespace, and nothing before: for what mostly needs none.
+func each() *netlink.Handle { return new(netlink.Handle) }
+
 // dump repeats a listing until no change interrupted it.
 func dump[T any](list func() ([]T, error)) ([]T, error) {
 	var out []T

@@ -61,7 +61,7 @@ func TestOneDeviceAmongMany(t *testing.T) {
 
 		for i, l := range links {
 			want := map[netip.Addr]string{netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}): "02:00:00:00:00:01", netip.MustParseAddr("fd00::1"): "02:00:00:00:00:02"}
-			if err := setNeighbours(h, l.Attrs().Index, want, i == 0); err != nil {
+			if err := setNeighbours(h, l.Attrs().Index, want); err != nil {
 				return err
 			}
 		}
@@ -70,7 +70,7 @@ func TestOneDeviceAmongMany(t *testing.T) {
 			if err != nil || len(list) != 1 || fromIP(list[0].IP) != netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}) {
 				t.Errorf("%s: %v, %v", l.Attrs().Name, list, err)
 			}
-			if err := setNeighbours(h, l.Attrs().Index, nil, false); err != nil {
+			if err := setNeighbours(h, l.Attrs().Index, nil); err != nil {
 				return err
 			}
 			for _, family := range []int{unix.AF_INET, unix.AF_INET6} {

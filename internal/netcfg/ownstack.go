@@ -71,11 +71,6 @@ func netnsID(ns *os.File) (int, error) {
 // endpoint's device and the maps must come first: from here on, the node's side of the device
 // routes loopback addresses, and its programs are what limits them to the container's own.
 func JoinOwnStack(cfg OwnStackConfig) error {
-	h, err := open()
-	if err != nil {
-		return err
-	}
-	defer h.Close()
 	// By way of the endpoint's address, whose hardware address is known: nobody answers for a
 	// mirror address.
 	mirror := route{table: unix.RT_TABLE_MAIN, dst: model.MirrorPrefix(cfg.ID), kind: unix.RTN_UNICAST,
@@ -86,7 +81,7 @@ func JoinOwnStack(cfg OwnStackConfig) error {
 	own.table, own.src = cfg.Table, cfg.Addr
 	crossing.table, crossing.src = cfg.Table, cfg.Addr
 	crossing.dst, crossing.advMSS = model.CrossingPrefix(cfg.ID), cfg.Device.MTU-headers6
-	if err := (&ownedRoutes{h: h}).ensure(mirror, own, crossing); err != nil {
+	if err := (&ownedRoutes{h: each()}).ensure(mirror, own, crossing); err != nil {
 		return err
 	}
 	if err := setSysctl("ipv4/conf/"+cfg.Device.Name+"/route_localnet", "1"); err != nil {
@@ -185,7 +180,7 @@ func inContainer(path string, do func() error) error {
 		return fmt.Errorf("%w: %w", errNoContainer, err)
 	}
 	defer ns.Close()
-	if err := netns.DoIn(ns, do); err != nil {
+	if err := netns.Visit(ns, do); err != nil {
 		return fmt.Errorf("container: %w", err)
 	}
 	return nil

@@ -13,11 +13,11 @@ import (
 	"heddle.dev/heddle/internal/netns"
 )
 
-// Pair is an endpoint's pair that has its programs, and no addresses or routes yet.
+// Pair is an endpoint's pair that has its programs and settings, and no addresses or routes yet.
 type Pair struct {
-	host netlink.Link
-	mtu  int  // bytes
-	made bool // by the call that gives it
+	host, eth netlink.Link // the node's side and the container's
+	mtu       int          // bytes
+	made      bool         // by the call that gives it
 }
 
 // MakePair does of AddEndpoint what can be done before it is known that the endpoint may have its
@@ -33,33 +33,45 @@ func MakePair(cfg EndpointConfig) (*Pair, error) {
 		return nil, fmt.Errorf("endpoint %d: netns_path: %w", cfg.ID, err)
 	}
 	defer ns.Close()
-	h, err := open()
-	if err != nil {
-		return nil, err
-	}
-	defer h.Close()
-	return makePair(h, ns, cfg)
+	return makePair(ns, cfg)
 }
 
-func makePair(h *netlink.Handle, ns *os.File, cfg EndpointConfig) (*Pair, error) {
+func makePair(ns *os.File, cfg EndpointConfig) (_ *Pair, err error) {
 	if err := cfg.setMTU(); err != nil {
 		return nil, err
 	}
-	host, made, err := setPair(h, ns, cfg)
-	if err != nil {
+	pair := &Pair{mtu: cfg.MTU}
+	if pair.host, pair.made, err = setPair(each(), ns, cfg); err != nil {
 		return nil, fmt.Errorf("endpoint %d: %w", cfg.ID, err)
 	}
-	if cfg.Guard == nil {
-		return &Pair{host, cfg.MTU, made}, nil
-	}
-	if err := cfg.Guard(host.Attrs().Index); err != nil {
-		err = fmt.Errorf("endpoint %d: guard: %w", cfg.ID, err)
-		if made {
+	if err := pair.ready(ns, cfg); err != nil {
+		err = fmt.Errorf("endpoint %d: %w", cfg.ID, err)
+		if pair.made {
 			err = errors.Join(err, DelEndpoint(cfg.ID, cfg.Addrs, cfg.Table))
 		}
 		return nil, err
 	}
-	return &Pair{host, cfg.MTU, made}, nil
+	return pair, nil
+}
+
+// ready gives the pair its programs and both its ends what a device of an endpoint is set to.
+func (p *Pair) ready(ns *os.File, cfg EndpointConfig) (err error) {
+	if cfg.Guard != nil {
+		if err := cfg.Guard(p.host.Attrs().Index); err != nil {
+			return fmt.Errorf("guard: %w", err)
+		}
+	}
+	if err := readyHostSide(p.host, cfg); err != nil {
+		return err
+	}
+	err = netns.Visit(ns, func() error {
+		p.eth, err = readyContainerSide(cfg)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("container: %w", err)
+	}
+	return nil
 }
 
 // setPair makes sure of a pair whose one end is the node's and whose other end is in ns; made says
@@ -113,12 +125,7 @@ func newPair(cfg EndpointConfig, peer string) *netlink.Veth {
 
 // isJoined reports whether the other end of host is the container's device in ns.
 func isJoined(ns *os.File, host netlink.Link, cfg EndpointConfig) (joined bool, err error) {
-	err = netns.DoIn(ns, func() error {
-		h, err := open()
-		if err != nil {
-			return err
-		}
-		defer h.Close()
+	err = netns.Visit(ns, func() error {
 		l, err := findLink(cfg.Device)
 		if err != nil || l == nil {
 			return err

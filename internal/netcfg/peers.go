@@ -49,7 +49,7 @@ func (o *Overlay) Set(nodes []model.Node) error {
 		setKnownNodes(want.forwarding),
 		setMoved(want.moved, o.devs.Mark),
 		setForwardingEntries(h, o.devs.OverlayIfindex, want.forwarding),
-		setNeighbours(h, o.devs.OverlayIfindex, want.neighbours, false),
+		setNeighbours(h, o.devs.OverlayIfindex, want.neighbours),
 		setPeerRoutes(h, o.devs.OverlayIfindex, want.routes))
 }
 
@@ -209,16 +209,9 @@ func changeRoutes(h *netlink.Handle, overlay int, have, want map[routeKey]route)
 }
 
 // setNeighbours makes want the neighbours of a device of Heddle's, all of them permanent. Nobody
-// else has reason to write to such a device, so every other entry is stale. One that is fresh has
-// none: to list them, the kernel goes through those of all devices of all namespaces.
-func setNeighbours(h *netlink.Handle, link int, want map[netip.Addr]string, fresh bool) error {
-	if fresh {
-		var b batch
-		for a, mac := range want {
-			b.neighbour(link, a, mac)
-		}
-		return b.do()
-	}
+// else has reason to write to such a device, so every other entry is stale. It is not for one that
+// was just made: to list entries, the kernel goes through those of all devices of all namespaces.
+func setNeighbours(h *netlink.Handle, link int, want map[netip.Addr]string) error {
 	have := map[netip.Addr]string{}
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		list, err := dump(func() ([]netlink.Neigh, error) { return neighboursOf(link, family) })

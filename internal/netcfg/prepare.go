@@ -64,7 +64,7 @@ func PrepareEndpoint(cfg EndpointConfig) (_ Waiting, err error) {
 	if err := quietIPv6(waiting); err != nil {
 		return Waiting{}, fmt.Errorf("endpoint %d: %w", cfg.ID, err)
 	}
-	if err := setHostSide(h, host, cfg, true); err != nil {
+	if err := errors.Join(readyHostSide(host, cfg), setHostSide(host, cfg, true)); err != nil {
 		return Waiting{}, fmt.Errorf("endpoint %d: %w", cfg.ID, err)
 	}
 	return Waiting{Ifindex: host.Attrs().Index, Device: waiting, MTU: cfg.MTU}, nil

@@ -5,7 +5,8 @@
 //
 // A network namespace belongs to an OS thread, not to a goroutine. Every function here that enters
 // one does so on a thread of its own, locked to a goroutine that ends without unlocking it, so that
-// the Go runtime destroys the thread instead of running other goroutines in the wrong namespace.
+// the Go runtime destroys the thread instead of running other goroutines in the wrong namespace;
+// but for Visit, which comes back.
 // The process's main thread is never used: /proc/self/ns/net is that thread's, and the runtime
 // cannot destroy it.
 package netns
@@ -163,6 +164,32 @@ func DoIn(f *os.File, fn func() error) error {
 		}
 		return fn()
 	})
+}
+
+// Visit is DoIn on the calling thread, which comes back: to begin and to end a thread takes longer
+// than most of what is done in a namespace. A thread that could not come back would run whatever
+// the Go runtime gives it in the wrong namespace: the process ends then, which no recover prevents.
+func Visit(f *os.File, fn func() error) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if unix.Gettid() == unix.Getpid() { // others see by it where the process is
+		return DoIn(f, fn)
+	}
+	home, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open own network namespace: %w", err)
+	}
+	defer unix.Close(home)
+	if err := unix.Setns(int(f.Fd()), unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("enter network namespace %s: %w", f.Name(), err)
+	}
+	defer func() {
+		if err := unix.Setns(home, unix.CLONE_NEWNET); err != nil {
+			fmt.Fprintf(os.Stderr, "leave network namespace %s: %v\n", f.Name(), err)
+			os.Exit(1)
+		}
+	}()
+	return fn()
 }
 
 // Start starts cmd in the network namespace at path; the caller waits for it as after cmd.Start.

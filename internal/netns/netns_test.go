@@ -241,6 +241,53 @@ func TestDoDiscardsThreads(t *testing.T) {
 	}
 }
 
+// TestVisitComesBack: whatever becomes of the function, the thread that called Visit is in its own
+// namespace again, and the main thread, by which others see where the process is, never left it.
+func TestVisitComesBack(t *testing.T) {
+	testutil.NeedRoot(t, "makes network namespaces")
+	name := tempName(t)
+	if err := Create(name); err != nil {
+		t.Fatal(err)
+	}
+	there, err := Open(Path(name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer there.Close()
+	before, target := inode(t, own), inode(t, Path(name))
+	mine := errors.New("mine")
+	visit := func(end func()) error {
+		return Visit(there, func() error {
+			if got, main := inode(t, own), inode(t, "/proc/self/ns/net"); got != target || main != before {
+				return fmt.Errorf("runs in %d, the main thread in %d, want %d and %d", got, main, target, before)
+			}
+			end()
+			return mine
+		})
+	}
+	var wg sync.WaitGroup
+	for i := range 32 {
+		wg.Go(func() {
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			defer func() {
+				if got := inode(t, own); got != before {
+					t.Errorf("came back to %d, want %d", got, before)
+				}
+			}()
+			if i%2 > 0 {
+				_ = visit(runtime.Goexit)
+			} else if err := visit(func() {}); err != mine {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+	wg.Wait()
+	if err := Visit(os.Stdin, func() error { return nil }); err == nil {
+		t.Error("visited a file that is no namespace")
+	}
+}
+
 func TestDoPassesErrorAndGoexit(t *testing.T) {
 	testutil.NeedRoot(t, "makes network namespaces")
 	want := errors.New("mine")

@@ -1,6 +1,7 @@
 //! Frames whose bytes are in memory that the router has mapped: a connection takes them from there,
 //! several at a time.
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::Shutdown;
 use std::sync::Arc;
@@ -148,25 +149,14 @@ impl Objects {
         let stream = Arc::clone(&link.stream);
         let mut unsent = std::mem::take(&mut link.unsent);
         let mut from = std::mem::take(&mut self.from);
-        let (first, second) = unsent.as_slices();
         let waiting = unsent.len();
-        let mut parts = Vec::with_capacity(2 + FRAMES_MAX + PIECES_MAX);
-        parts.extend([first, second].map(|bytes| (bytes.as_ptr(), bytes.len())));
-        let mut pieces = from.iter().filter_map(Piece::mapped);
-        let mut owner = 0;
-        for frame in frames {
-            parts.push((frame.header.as_ptr(), HEADER));
-            for (endpoint, part) in pieces.by_ref().take(frame.pieces) {
-                owner = endpoint;
-                parts.push(part);
-            }
-        }
+        let (parts, owner) = parts_of(&unsent, frames, &from);
         let length: usize = parts.iter().map(|(_, length)| length).sum();
         let copy = self.begin_copy(&from, &[]);
         let (written, (begun, within), rest) = self.without_baton(|worker| {
             worker.touches(owner);
             #[expect(unsafe_code, reason = "memory of programs, sent from where it is")]
-            // SAFETY: the parts are of this function's own and of memory that `from` keeps mapped.
+            // SAFETY: the parts are of `unsent`, of `frames` and of memory that `from` keeps mapped.
             let written = match unsafe { sys::send_parts(&stream, &parts) } {
                 Ok(n) => n,
                 Err(err) if sys::would_block(&err) => 0,
@@ -206,6 +196,28 @@ impl Objects {
         link.unsent = unsent;
         Some(said)
     }
+}
+
+/// What waits, and frames with their bytes, as a system call takes them: address and length of each
+/// part. And whose memory the last one is.
+fn parts_of(
+    unsent: &VecDeque<u8>,
+    frames: &[Frame],
+    from: &[Piece],
+) -> (Vec<(*const u8, usize)>, u32) {
+    let (first, second) = unsent.as_slices();
+    let mut parts = Vec::with_capacity(2 + FRAMES_MAX + PIECES_MAX);
+    parts.extend([first, second].map(|bytes| (bytes.as_ptr(), bytes.len())));
+    let mut pieces = from.iter().filter_map(Piece::mapped);
+    let mut owner = 0;
+    for frame in frames {
+        parts.push((frame.header.as_ptr(), HEADER));
+        for (endpoint, part) in pieces.by_ref().take(frame.pieces) {
+            owner = endpoint;
+            parts.push(part);
+        }
+    }
+    (parts, owner)
 }
 
 /// Whether all pieces are mapped, and not too many.

@@ -10,7 +10,7 @@ use verbs_protocol::ibv;
 use verbs_protocol::wire::{FIRST, Header, Kind, LAST, PLACED, SOLICITED};
 use verbs_protocol::{abi, abi::verbs_sge};
 
-use crate::card::place_id;
+use crate::card::{Carrier, place_id};
 use crate::ibverbs::{ACCESS_LOCAL_WRITE, ACCESS_REMOTE_WRITE, Region};
 use crate::link::{Link, Response};
 use crate::memory::{self, Use};
@@ -58,6 +58,25 @@ pub(crate) fn may_be_placed(link: &Link, header: &Header) -> bool {
     whole && write && link.card.as_ref().is_some_and(|c| c.active)
 }
 
+impl Carrier {
+    /// What the peer's card calls a request's key, if it is known and all of its bytes lie there.
+    fn key_for(&self, head: &abi::verbs_send, length: u64) -> Option<u32> {
+        let Place::At(rkey, first, all) = *self.keys.get(&head.rkey)? else { return None };
+        covers(first, all, head, length).then_some(rkey)
+    }
+
+    /// Whether the peer is to be asked for a key, which it is from now on.
+    fn asks_for(&mut self, key: u32) -> bool {
+        let few = self.keys.len() < KEYS && self.asked < ASKED;
+        let asks = few && !self.keys.contains_key(&key);
+        if asks {
+            self.keys.insert(key, Place::Asked);
+            self.asked += 1;
+        }
+        asks
+    }
+}
+
 impl Objects {
     /// Has the card do the request that is next on a connection, if it can.
     pub(crate) fn place(&mut self, number: u32, handle: u32) -> Placing {
@@ -77,18 +96,11 @@ impl Objects {
         if !write || length < SHORTEST || sent.send.is_inline() || entries > ENTRIES {
             return Placing::Frames;
         }
-        let rkey = match carrier.keys.get(&head.rkey) {
-            Some(Place::At(rkey, first, all)) if covers(*first, *all, &head, length) => *rkey,
-            Some(_) => return Placing::Frames,
-            None if carrier.keys.len() >= KEYS || carrier.asked >= ASKED => {
-                return Placing::Frames;
-            }
-            None => {
-                carrier.keys.insert(head.rkey, Place::Asked);
-                carrier.asked += 1;
+        let Some(rkey) = carrier.key_for(&head, length) else {
+            if carrier.asks_for(head.rkey) {
                 link.say(&Header { key: head.rkey, ..Header::new(Kind::CardAsk) });
-                return Placing::Frames;
             }
+            return Placing::Frames;
         };
         let all: Vec<verbs_sge> = (0..entries).map(|i| sent.send.entry(i)).collect();
         let (sent_number, places) = (sent.number, carrier.places);

@@ -54,7 +54,7 @@ impl Objects {
         header: &Header,
     ) -> Result<bool, Broken> {
         let qp = self.qps.get(number).ok_or(Broken)?;
-        let (service, timer) = (qp.service, qp.attr.min_rnr_timer);
+        let service = qp.service;
         let reliable = service == Service::ReliableConnection;
         let head = Inbound { head: *header, got: 0, dropped: false };
         let single = header.flags & LAST != 0 && header.length == 0;
@@ -85,40 +85,58 @@ impl Objects {
             }
             inbound.dropped = !found;
         }
-        if header.opcode != ibv::WR_RDMA_WRITE && !inbound.dropped {
-            match self.take_receive(number) {
-                Taken::Ready(receive) => {
-                    let written = header.opcode == ibv::WR_RDMA_WRITE_WITH_IMM;
-                    if !written && receive.length() < header.total {
-                        if !reliable {
-                            self.give_back(number, receive);
-                            return Ok(self.refuse(handle, header, ibv::WC_REM_INV_REQ_ERR));
-                        }
-                        self.refuse(handle, header, ibv::WC_REM_INV_REQ_ERR);
-                        self.fail_receive(number, receive.wr_id, ibv::WC_LOC_LEN_ERR);
-                        return Ok(false);
-                    }
-                    if let Some(qp) = self.qps.get_mut(number) {
-                        qp.inbound = Some(receive);
-                    }
-                }
-                Taken::Empty if reliable => {
-                    let link = self.links.get_mut(handle).ok_or(Broken)?;
-                    link.drops = true;
-                    let number = header.number;
-                    link.responses.push_back(Response::NotReady { number, timer });
-                    let endpoint = link.endpoint;
-                    self.note(endpoint, Reason::NotReady);
-                    return Ok(false);
-                }
-                Taken::Empty => inbound.dropped = true,
-                Taken::Wrong => {
-                    return Ok(self.refuse(handle, header, ibv::WC_REM_OP_ERR));
-                }
-            }
+        if header.opcode != ibv::WR_RDMA_WRITE
+            && !inbound.dropped
+            && !self.receive_inbound(number, handle, &mut inbound)?
+        {
+            return Ok(false);
         }
         let link = self.links.get_mut(handle).ok_or(Broken)?;
         link.inbound = Some(inbound);
+        Ok(true)
+    }
+
+    /// Takes a receive request for a message that needs one, or notes that it is dropped. False if
+    /// nothing of it is to be taken.
+    fn receive_inbound(
+        self: &mut Box<Self>,
+        number: u32,
+        handle: u32,
+        inbound: &mut Inbound,
+    ) -> Result<bool, Broken> {
+        let (header, reliable) = (inbound.head, self.is_reliable(number));
+        match self.take_receive(number) {
+            Taken::Ready(receive) => {
+                let written = header.opcode == ibv::WR_RDMA_WRITE_WITH_IMM;
+                if !written && receive.length() < header.total {
+                    if !reliable {
+                        self.give_back(number, receive);
+                        inbound.dropped = self.refuse(handle, &header, ibv::WC_REM_INV_REQ_ERR);
+                        return Ok(inbound.dropped);
+                    }
+                    self.refuse(handle, &header, ibv::WC_REM_INV_REQ_ERR);
+                    self.fail_receive(number, receive.wr_id, ibv::WC_LOC_LEN_ERR);
+                    return Ok(false);
+                }
+                if let Some(qp) = self.qps.get_mut(number) {
+                    qp.inbound = Some(receive);
+                }
+            }
+            Taken::Empty if reliable => {
+                let timer = self.qps.get(number).map_or(0, |qp| qp.attr.min_rnr_timer);
+                let link = self.links.get_mut(handle).ok_or(Broken)?;
+                link.drops = true;
+                link.responses.push_back(Response::NotReady { number: header.number, timer });
+                let endpoint = link.endpoint;
+                self.note(endpoint, Reason::NotReady);
+                return Ok(false);
+            }
+            Taken::Empty => inbound.dropped = true,
+            Taken::Wrong => {
+                inbound.dropped = self.refuse(handle, &header, ibv::WC_REM_OP_ERR);
+                return Ok(inbound.dropped);
+            }
+        }
         Ok(true)
     }
 

@@ -154,16 +154,8 @@ impl Loop {
                 self.objects.hear_home(endpoint, lid, gids);
             }
             Message::Connected { tag, endpoint, errno } => {
-                self.objects.keep_home_of(endpoint);
                 let socket = descriptors.pop().filter(|_| errno == 0);
-                if let Some(handle) = self.endpoint(endpoint) {
-                    if tag & !cm_link::IDS == cm_link::TAG {
-                        self.objects.cm_connected(tag, handle, socket, errno);
-                    } else {
-                        self.objects.connected(tag, handle, socket);
-                    }
-                }
-                self.objects.home = None;
+                self.connected(tag, endpoint, socket, errno);
             }
             Message::Accepted { endpoint, source, destination } => {
                 self.objects.keep_home_of(endpoint);
@@ -186,6 +178,19 @@ impl Loop {
             }
             _ => self.drop_agent(),
         }
+    }
+
+    /// The agent has connected an endpoint for queue pairs or an id of RDMA-CM, or could not.
+    fn connected(&mut self, tag: u32, endpoint: u64, socket: Option<OwnedFd>, errno: u32) {
+        self.objects.keep_home_of(endpoint);
+        if let Some(handle) = self.endpoint(endpoint) {
+            if tag & !cm_link::IDS == cm_link::TAG {
+                self.objects.cm_connected(tag, handle, socket, errno);
+            } else {
+                self.objects.connected(tag, handle, socket);
+            }
+        }
+        self.objects.home = None;
     }
 
     fn endpoint(&self, number: u64) -> Option<u32> {

@@ -156,7 +156,7 @@ impl Objects {
         let (written, (begun, within), rest) = self.without_baton(|worker| {
             worker.touches(owner);
             #[expect(unsafe_code, reason = "memory of programs, sent from where it is")]
-            // SAFETY: the parts are of `unsent`, of `frames` and of memory that `from` keeps mapped.
+            // SAFETY: the parts are of `unsent`, `frames` and memory that `from` keeps mapped.
             let written = match unsafe { sys::send_parts(&stream, &parts) } {
                 Ok(n) => n,
                 Err(err) if sys::would_block(&err) => 0,

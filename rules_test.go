@@ -33,6 +33,7 @@ var allowed = map[string][]string{
 	"internal/endpoint":            {},
 	"internal/netns":               {},
 	"internal/callfilter":          {},
+	"internal/hang":                {},
 	"internal/plane/tcp/probe":     {},
 	"internal/plane/tcp/datapath":  {"internal/flow", "internal/plane/tcp/lockwait", "internal/plane/tcp/names"},
 	"internal/plane/tcp/lockwait":  {},
@@ -58,7 +59,7 @@ var allowed = map[string][]string{
 	"internal/runtime":             {"internal/plane/tcp/procnet", "internal/plane/verbs/folder"},
 	"internal/durable":             {},
 	"internal/agentpod":            {"internal/durable"},
-	"internal/peerapi":             {"internal/durable"},
+	"internal/peerapi":             {"internal/durable", "internal/patience"},
 	"internal/ui":                  {"internal/api", "internal/flow", "internal/policy"},
 	"internal/ui/uitest":           {"internal/api", "internal/flow"},
 	"internal/trust":               {"internal/durable"},
@@ -66,7 +67,7 @@ var allowed = map[string][]string{
 	"internal/plane/planetest":     {"internal/api", "internal/netcfg", "internal/plane", "internal/stack", "internal/trap"},
 	"internal/plane/tcp": {"internal/api", "internal/plane/tcp/datapath", "internal/dockernet", "internal/plane/tcp/intercept", "internal/fdkeep", "internal/flow", "internal/netcfg",
 		"internal/plane", "internal/plane/tcp/congestion", "internal/plane/tcp/lockwait", "internal/plane/tcp/names", "internal/plane/tcp/probe", "internal/plane/tcp/procnet", "internal/stack", "internal/trap/ioctl"},
-	"internal/plane/queues":          {"internal/api", "internal/netcfg", "internal/plane", "internal/plane/guest", "internal/plane/process", "internal/plane/queues/protocol", "internal/stack", "internal/trap"},
+	"internal/plane/queues":          {"internal/api", "internal/hang", "internal/netcfg", "internal/plane", "internal/plane/guest", "internal/plane/process", "internal/plane/queues/protocol", "internal/stack", "internal/trap"},
 	"internal/plane/guest":           {"internal/trap", "internal/trap/task"},
 	"internal/plane/lanes":           {"internal/api", "internal/netcfg", "internal/plane", "internal/plane/guest", "internal/stack", "internal/trap"},
 	"internal/plane/process":         {"internal/callfilter"},
@@ -77,16 +78,16 @@ var allowed = map[string][]string{
 	"internal/plane/queues/protocol": {"internal/plane/layout"},
 	"internal/plane/layout":          {},
 
-	"internal/plane/stacks/module":   {"internal/api", "internal/plane/process", "internal/plane/stacks/protocol", "internal/stack"},
+	"internal/plane/stacks/module":   {"internal/api", "internal/hang", "internal/plane/process", "internal/plane/stacks/protocol", "internal/stack"},
 	"internal/plane/stacks/protocol": {"internal/plane/layout"},
 	"internal/plane/stacks/socket":   {"internal/plane", "internal/plane/stacks/protocol", "internal/trap/task"},
-	"internal/netstack":              {"internal/callfilter", "internal/plane/stacks/protocol"},
+	"internal/netstack":              {"internal/callfilter", "internal/hang", "internal/plane/stacks/protocol"},
 	"examples/stack-module":          {"internal/plane/stacks/protocol"},
 	"internal/plane/tcp/congestion":  {"internal/stack"},
 
 	"internal/node": {"internal/api", "internal/dockernet", "internal/durable", "internal/endpoint", "internal/fdkeep", "internal/flow", "internal/flowlog", "internal/netcfg", "internal/otlp", "internal/patience", "internal/peerapi",
 		"internal/plane", "internal/plane/tcp", "internal/policy", "internal/stack", "internal/store", "internal/store/etcd", "internal/trap", "internal/trust", "internal/wireguard"},
-	"internal/wireguard":  {"internal/durable"},
+	"internal/wireguard":  {"internal/durable", "internal/patience"},
 	"internal/uninstall":  {"internal/wireguard", "internal/plane/tcp/datapath", "internal/fdkeep", "internal/netcfg", "internal/plane/tcp/procnet", "internal/plane/queues", "internal/plane/stacks/module", "internal/plane/verbs", "internal/plane/verbs/folder"},
 	"internal/version":    {},
 	"internal/systemd":    {},
@@ -368,6 +369,27 @@ func checkBlockComments(t *testing.T, p string) error {
 		within = (within || begins) && !strings.Contains(line, "*/")
 	}
 	return nil
+}
+
+// fixedTimeout is a bound of timeout(1) that is the same on every machine.
+var fixedTimeout = regexp.MustCompile(`"timeout", "[0-9]`)
+
+// TestTimeouts: what tests of nodes bound by timeout(1) has HEDDLE_PATIENCE (testutil.Seconds). Those
+// of test/k8s run on no emulated machine.
+func TestTimeouts(t *testing.T) {
+	paths, err := filepath.Glob("test/*/*_test.go")
+	if err != nil || len(paths) < 50 {
+		t.Fatalf("%d files of tests, %v", len(paths), err)
+	}
+	for _, path := range paths {
+		raw, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if found := fixedTimeout.Find(raw); found != nil && !strings.HasPrefix(path, "test/k8s/") {
+			t.Errorf("%s: %s...: want testutil.Seconds, which is longer on a slow machine", path, found)
+		}
+	}
 }
 
 // TestSizes keeps functions and files readable.

@@ -29,14 +29,19 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"heddle.dev/heddle/internal/hang"
 	"heddle.dev/heddle/internal/plane/stacks/protocol"
 )
 
 // name is what HELLO says.
 const name = "gVisor netstack 2026-09-05"
 
-// tenantAnswers is how long a tenant's process may take to answer: the agent waits for 2 s.
-const tenantAnswers = 1500 * time.Millisecond
+// tenantAnswers is for how long the host waits for a tenant's process that has a question: the agent
+// takes a host that rests for 2 s for one that hangs.
+const tenantAnswers = time.Second
+
+// endsWithin is how long a tenant's process may take to end.
+const endsWithin = 3 * time.Second
 
 // host is a module without TCP of its own.
 type host struct {
@@ -271,7 +276,7 @@ func (h *host) endLocked(p *process, asked protocol.Head) {
 		p.unanswered = true
 	}
 	p.mail.send(protocol.Append(nil, &protocol.Plain{Head: asked}), -1)
-	time.AfterFunc(2*tenantAnswers, p.kill) // unless it has ended
+	time.AfterFunc(endsWithin, p.kill) // unless it has ended
 }
 
 // heard passes on what a tenant's process says.
@@ -320,7 +325,8 @@ func (h *host) ended(p *process, why error) {
 	}
 }
 
-// stats asks all tenants' processes, and answers with the sums. One that hangs is ended.
+// stats asks all tenants' processes, and answers with the sums: for those that have not answered in
+// time, with what they said last.
 func (h *host) stats(agent *mailbox, head protocol.Head) {
 	h.mu.Lock()
 	all := make([]*process, 0, len(h.tenants))
@@ -335,9 +341,10 @@ func (h *host) stats(agent *mailbox, head protocol.Head) {
 		asked[i] = h.ask(p)
 	}
 	for i, p := range all {
-		if !answers(ctx, p, asked[i]) {
-			log.Printf("heddle-netstack: tenant %d (%s) does not answer within %s: its process is ended", p.id, p.name, tenantAnswers)
-			p.kill()
+		select {
+		case <-asked[i]:
+		case <-p.done:
+		case <-ctx.Done():
 		}
 	}
 	h.mu.Lock()
@@ -354,30 +361,30 @@ func (h *host) stats(agent *mailbox, head protocol.Head) {
 	agent.send(protocol.Append(nil, &sum), -1)
 }
 
-// answers waits for a process that was asked, or has ended; false: it does neither in time.
-func answers(ctx context.Context, p *process, there <-chan struct{}) bool {
-	select {
-	case <-there:
-	case <-p.done:
-	case <-ctx.Done():
-		select { // it may have while another one was waited for
-		case <-there:
-		case <-p.done:
-		default:
-			return false
-		}
-	}
-	return true
-}
-
-// ask asks a tenant's process for its counters; what is given is closed when they are there.
+// ask asks a tenant's process for its counters, unless it has a question already; what is given is
+// closed when they are there. A process that hangs is ended.
 func (h *host) ask(p *process) <-chan struct{} {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	there := make(chan struct{})
-	p.asked = append(p.asked, there)
-	p.mail.send(protocol.Append(nil, &protocol.Plain{Head: protocol.Head{Type: protocol.TypeStats}}), -1)
-	return there
+	if p.asked == nil {
+		p.asked = make(chan struct{})
+		p.mail.send(protocol.Append(nil, &protocol.Plain{Head: protocol.Head{Type: protocol.TypeStats}}), -1)
+		go p.watch(p.asked)
+	}
+	return p.asked
+}
+
+// watch ends the process if it hangs before it has answered.
+func (p *process) watch(there <-chan struct{}) {
+	bound, cancel := hang.Bound(context.Background(), p.cmd.Process.Pid)
+	defer cancel()
+	select {
+	case <-there:
+	case <-p.done:
+	case <-bound.Done():
+		log.Printf("heddle-netstack: tenant %d (%s) hangs, its process is ended: for %s %v", p.id, p.name, hang.After, hang.Err)
+		p.kill()
+	}
 }
 
 // addCounters adds what only grows, addStates what is now.

@@ -35,7 +35,7 @@ type process struct {
 	unanswered bool // and nobody waits for its answer
 	parts      int  // how often it was told of another agent, and has not said so yet
 	last       protocol.Stats
-	asked      []chan struct{} // closed when last is new
+	asked      chan struct{} // closed when last is new; nil: nobody has asked
 
 	reaping sync.Mutex // a process that was waited for is not killed: its number may be another's
 	reaped  bool
@@ -176,8 +176,8 @@ func (p *process) counted(b []byte) {
 		return
 	}
 	p.last = s
-	for _, there := range p.asked {
-		close(there)
+	if p.asked != nil {
+		close(p.asked)
 	}
 	p.asked = nil
 }

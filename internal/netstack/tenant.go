@@ -324,7 +324,7 @@ func (t *tenant) end() {
 		t.orderLocked(c, orderAbort)
 	}
 	t.mu.Unlock()
-	timeout := time.After(tenantAnswers) // then the host ends the process
+	timeout := time.After(endsWithin / 2) // then the host ends the process
 	for _, c := range left {
 		select {
 		case <-c.ended:

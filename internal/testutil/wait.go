@@ -6,6 +6,7 @@ package testutil
 import (
 	"fmt"
 	"os"
+	"strconv"
 	"testing"
 	"time"
 
@@ -14,6 +15,9 @@ import (
 
 // WaitTimeout bounds every wait: for a program to be ready, to answer or to end.
 var WaitTimeout = patience.For(30 * time.Second)
+
+// Seconds gives a bound, for as patient a machine, as the argument that timeout(1) takes.
+func Seconds(d time.Duration) string { return strconv.Itoa(int(patience.For(d).Seconds())) }
 
 // Eventually waits for a condition, for WaitTimeout; when it gives up it prints what the condition
 // saw last. It can be used in cleanups.

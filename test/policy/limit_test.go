@@ -11,6 +11,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netns"
@@ -250,7 +251,7 @@ func TestLimitEndpointGoes(t *testing.T) {
 func sees(t testing.TB, node, filter string) {
 	t.Helper()
 	testutil.Eventually(t, "packets: "+filter, func() (bool, string) {
-		out, err := lab.TryInNode(t, node, "timeout", "5", "tcpdump", "-i", "eth0", "-Q", "out", "-c", "3", "-nn", filter)
+		out, err := lab.TryInNode(t, node, "timeout", testutil.Seconds(5*time.Second), "tcpdump", "-i", "eth0", "-Q", "out", "-c", "3", "-nn", filter)
 		return err == nil, out
 	})
 }
@@ -263,7 +264,7 @@ func TestLimitDSCP(t *testing.T) {
 	startFlood(t, "overlay", "n1/c1", "overlay", "n2/c1", 1, "-")
 	sees(t, "n1", "ip[1] & 0xfc == 0xb8 and tcp portrange 17408-17471 and greater 1000")
 	sees(t, "n1", "ip[1] & 0xfc == 0xb8 and udp port 4789 and greater 1000")
-	out, err := lab.TryInNode(t, "n1", "timeout", "1", "tcpdump", "-i", "eth0", "-Q", "out", "-c", "1", "-nn",
+	out, err := lab.TryInNode(t, "n1", "timeout", testutil.Seconds(time.Second), "tcpdump", "-i", "eth0", "-Q", "out", "-c", "1", "-nn",
 		"ip[1] & 0xfc != 0xb8 and tcp portrange 17408-17471 and greater 1000")
 	if err == nil {
 		t.Errorf("a packet without the mark:\n%s", out)

@@ -252,7 +252,7 @@ func (l verbsLab) policyHolds(client string, path api.RDMAPath) {
 	// A server that ends before n1 has heard of the cut has nothing that could be cut any more.
 	l.counted("verbs_link_cut")
 	_ = server.stop()
-	served, said, err := l.pair(client, pingpongPort, "timeout", "4", "ibv_rc_pingpong", "-g", "0")
+	served, said, err := l.pair(client, pingpongPort, "timeout", testutil.Seconds(4*time.Second), "ibv_rc_pingpong", "-g", "0")
 	if err == nil || strings.Contains(served+said, "usec/iter") {
 		l.Errorf("queue pairs communicate that policy forbids: %v\n%s\n%s", err, served, said)
 	}
@@ -315,7 +315,7 @@ func (l verbsLab) limitsHold() {
 func (l verbsLab) leaves(words []string) {
 	l.Helper()
 	server := l.start("n2/c1", words...)
-	marked := exec.CommandContext(l.Context(), "nsenter", "--net="+netns.Path(l.name+"-n1"), "timeout", "20", "tcpdump", "-i", "eth0", "-Q", "out", "-c", "20", "-nn",
+	marked := exec.CommandContext(l.Context(), "nsenter", "--net="+netns.Path(l.name+"-n1"), "timeout", testutil.Seconds(20*time.Second), "tcpdump", "-i", "eth0", "-Q", "out", "-c", "20", "-nn",
 		l.marked+" and tcp portrange 17408-17471 and greater 1000")
 	var seen strings.Builder
 	marked.Stdout, marked.Stderr = &seen, &seen

@@ -31,9 +31,8 @@ const (
 	maxRegions = 256
 	// firstPause and lastPause are between tries to have the service.
 	firstPause, lastPause = 100 * time.Millisecond, 5 * time.Second
-	// askEvery is how often the service is asked whether it still answers, serviceAnswers how long
-	// that may take.
-	askEvery, serviceAnswers = time.Second, 2 * time.Second
+	// askEvery is how often the service is asked whether it still answers.
+	askEvery = time.Second
 )
 
 // Config is what the plane of a node is made with.

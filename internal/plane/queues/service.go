@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"heddle.dev/heddle/internal/hang"
 	"heddle.dev/heddle/internal/plane/guest"
 	"heddle.dev/heddle/internal/plane/process"
 	"heddle.dev/heddle/internal/plane/queues/protocol"
@@ -83,14 +84,15 @@ func (p *Plane) watch(ctx context.Context, l *link, heard <-chan error) error {
 			return err
 		case <-tick.C:
 		}
-		limit, cancel := context.WithTimeout(ctx, serviceAnswers)
-		_, err := l.useOf(limit, 0)
+		bound, cancel := hang.Bound(ctx, l.PID)
+		_, err := l.useOf(bound, 0)
+		hangs := err != nil && errors.Is(context.Cause(bound), hang.Err)
 		cancel()
-		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		if hangs {
 			p.why.hangs.Add()
 			_ = unix.Kill(l.PID, unix.SIGKILL) // it may have ended just now
 			<-heard                            // until then it could be reached once more
-			return fmt.Errorf("does not answer within %s and was killed", serviceAnswers)
+			return fmt.Errorf("hangs and was killed: for %s %w", hang.After, hang.Err)
 		}
 	}
 }

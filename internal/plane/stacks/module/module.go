@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/hang"
 	"heddle.dev/heddle/internal/plane/process"
 	"heddle.dev/heddle/internal/plane/stacks/protocol"
 	"heddle.dev/heddle/internal/stack"
@@ -292,13 +293,14 @@ func (m *Module) watch(ctx context.Context, l *Link, ended <-chan struct{}) erro
 			return nil
 		case <-tick.C:
 		}
-		limit, cancel := context.WithTimeout(ctx, Answers)
-		s, err := l.Stats(limit, 0)
+		bound, cancel := hang.Bound(ctx, l.PID)
+		s, err := l.Stats(bound, 0)
+		hangs := err != nil && errors.Is(context.Cause(bound), hang.Err)
 		cancel()
-		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		if hangs {
 			m.owner.Hangs()
 			m.cfg.kill(m.Kind, l.PID)
-			return fmt.Errorf("%s, process %d, does not answer within %s and was killed", m.Name, l.PID, Answers)
+			return fmt.Errorf("%s, process %d, hangs and was killed: for %s %w", m.Name, l.PID, hang.After, hang.Err)
 		}
 		m.owner.Tend(ctx, m, l)
 		if err == nil {

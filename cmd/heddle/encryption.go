@@ -55,7 +55,7 @@ func newRotateCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rotate",
 		Short: "Have a node take another key",
-		Long: "Makes another key on the node and tells the other nodes of it. When they accept it, which takes some 15 seconds, the node uses it " +
+		Long: "Makes another key on the node and tells the other nodes of it. When they accept it, which takes some seconds, the node uses it " +
 			"and forgets the old one. Connections go on. `heddle encryption` says when it is done, and which node it waits for if that takes longer.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -103,7 +103,7 @@ func encryptionText(e *api.Encryption) string {
 	if !e.Next.IsZero() {
 		text += "; key changes to " + e.Next.String()
 		if len(e.Waits) > 0 {
-			text += " when the agents are back of " + strings.Join(e.Waits, " ")
+			text += " when all accept it and send by it, waits for " + strings.Join(e.Waits, " ")
 		}
 	}
 	if e.Clear > 0 {

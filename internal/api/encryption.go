@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"net/netip"
+	"net/url"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -25,7 +26,7 @@ type Encryption struct {
 	Key      model.PublicKey `json:"public_key,omitzero"`
 	KeySince time.Time       `json:"key_since,omitzero"`
 	// Next is the key that the node is about to use, zero if there is none; Waits names nodes whose
-	// agents have to come back before.
+	// kernels have to accept it before, or to send by it.
 	Next  model.PublicKey `json:"next_key,omitzero"`
 	Waits []string        `json:"waits,omitempty"`
 	// Clear is how many direct connections there are from before the node encrypted, which go on in
@@ -69,6 +70,28 @@ const (
 // EncryptedPeerStates lists them.
 var EncryptedPeerStates = []EncryptedPeerState{PeerEncrypted, PeerIdle, PeerNoHandshake, PeerLeftOut}
 
+// AcceptedKeys says which keys of another node this node's kernel accepts; zero: none.
+type AcceptedKeys struct {
+	// Sends is the one that what is for that node is sent by, Accepts another one.
+	Sends   model.PublicKey `json:"sends,omitzero"`
+	Accepts model.PublicKey `json:"accepts,omitzero"`
+}
+
+func (s *server) acceptedKeys(w http.ResponseWriter, r *http.Request) error {
+	q, err := url.ParseQuery(r.URL.RawQuery)
+	if err != nil || len(q) != 1 || len(q["node"]) != 1 {
+		return &Error{Code: CodeInvalid, Field: "node", Message: "want ?node=NAME, and nothing else"}
+	}
+	if err := model.ValidateName("node", q.Get("node")); err != nil {
+		return &Error{Code: CodeInvalid, Field: "node", Message: err.Error()}
+	}
+	keys, err := s.agent.AcceptedKeys(r.Context(), q.Get("node"))
+	if err != nil {
+		return err
+	}
+	return s.write(w, keys)
+}
+
 // RotateRequest asks that the node take another key.
 type RotateRequest struct{}
 
@@ -91,6 +114,12 @@ func (s *server) rotateKey(w http.ResponseWriter, r *http.Request) error {
 func (c *Client) RotateKey(ctx context.Context) (e Encryption, err error) {
 	err = c.call(ctx, http.MethodPost, "/v1/encryption/rotate", RotateRequest{}, &e)
 	return e, err
+}
+
+// AcceptedKeys says which keys of another node the kernel accepts; see Agent.
+func (c *Client) AcceptedKeys(ctx context.Context, node string) (keys AcceptedKeys, err error) {
+	err = c.call(ctx, http.MethodGet, "/v1/encryption/accepted?node="+url.QueryEscape(node), nil, &keys)
+	return keys, err
 }
 
 // collectEncryption gives the metrics of a node that encrypts, or has peers that it does not reach

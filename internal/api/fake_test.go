@@ -78,6 +78,10 @@ func testStatus() Status {
 
 func (a *fakeAgent) Status(context.Context) (Status, error) { return testStatus(), a.err }
 
+func (a *fakeAgent) AcceptedKeys(_ context.Context, node string) (AcceptedKeys, error) {
+	return AcceptedKeys{Sends: model.PublicKey{byte(len(node))}, Accepts: model.PublicKey{9}}, a.err
+}
+
 func (a *fakeAgent) RotateKey(context.Context) (Encryption, error) {
 	return *testStatus().Encryption, a.err
 }

@@ -12,7 +12,7 @@ import (
 )
 
 // PeerPaths are what agents answer each other: what they know, and nothing that changes anything.
-var PeerPaths = []string{"/v1/connections", "/v1/endpoints", "/v1/flows", "/v1/flows/summary", "/v1/limits", "/v1/rdma", "/v1/services", "/v1/stacks", "/v1/status", "/v1/traffic"}
+var PeerPaths = []string{"/v1/connections", "/v1/encryption/accepted", "/v1/endpoints", "/v1/flows", "/v1/flows/summary", "/v1/limits", "/v1/rdma", "/v1/services", "/v1/stacks", "/v1/status", "/v1/traffic"}
 
 // maxPassing bounds how many questions an agent passes on at a time, flows that are followed
 // included: each has a connection of its own.

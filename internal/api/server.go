@@ -61,6 +61,7 @@ func NewHandler(agent Agent, registry *prometheus.Registry, log *slog.Logger) ht
 	s.handle("/v1/services", methods{http.MethodGet: s.services, http.MethodPost: s.editServices})
 	s.handle("/v1/limits", methods{http.MethodGet: s.limits})
 	s.handle("/v1/rdma", methods{http.MethodGet: s.rdma})
+	s.handle("/v1/encryption/accepted", methods{http.MethodGet: s.acceptedKeys})
 	s.handle("/v1/encryption/rotate", methods{http.MethodPost: s.rotateKey})
 	s.handle("/v1/nodes", methods{http.MethodGet: s.nodes})
 	s.handle("/v1/nodes/{name}", methods{http.MethodDelete: s.forgetNode})

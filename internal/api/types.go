@@ -61,6 +61,9 @@ type Agent interface {
 	// RotateKey has the node take another key for what it encrypts, when the others have accepted
 	// it. CodeUnsupported if it does not encrypt.
 	RotateKey(ctx context.Context) (Encryption, error)
+	// AcceptedKeys says which keys of another node the kernel accepts; none if it has none.
+	// CodeUnsupported if this node does not encrypt.
+	AcceptedKeys(ctx context.Context, node string) (AcceptedKeys, error)
 	// ForgetNode removes a node that is gone, with its endpoints. ErrNotFound if there is none of
 	// that name, CodeConflict if its agent lives.
 	ForgetNode(ctx context.Context, name string) error

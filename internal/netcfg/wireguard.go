@@ -189,10 +189,30 @@ func setInnerAddr(h *netlink.Handle, link netlink.Link, want netip.Prefix) error
 	return nil
 }
 
-// SetWireGuardKey gives the device another private key. Peers that accept it shake hands anew.
+// SetWireGuardKey gives the device another private key, and has it shake hands anew with all peers
+// at once: by that they learn of the key. What they send by earlier sessions still arrives.
 func SetWireGuardKey(private [32]byte) error {
+	dev, err := readWireGuard()
+	if err != nil {
+		return err
+	}
 	key := wgtypes.Key(private)
-	return configureWireGuard(wgtypes.Config{PrivateKey: &key})
+	greet, rest := greetings(dev.Peers)
+	if err := configureWireGuard(wgtypes.Config{PrivateKey: &key, Peers: greet}); err != nil {
+		return err
+	}
+	return configureWireGuard(wgtypes.Config{Peers: rest})
+}
+
+// greetings gives what has a device send each peer an empty packet, and what takes that back: a
+// peer that gets an interval for such packets is sent one at once.
+func greetings(peers []wgtypes.Peer) (greet, rest []wgtypes.PeerConfig) {
+	interval, none := time.Minute, time.Duration(0)
+	for _, p := range peers {
+		greet = append(greet, wgtypes.PeerConfig{PublicKey: p.PublicKey, UpdateOnly: true, PersistentKeepaliveInterval: &interval})
+		rest = append(rest, wgtypes.PeerConfig{PublicKey: p.PublicKey, UpdateOnly: true, PersistentKeepaliveInterval: &none})
+	}
+	return greet, rest
 }
 
 // SetWireGuardPeers makes want the device's peers: no two with the same key or inner address. What

@@ -49,3 +49,16 @@ func TestPeerChanges(t *testing.T) {
 		t.Errorf("a node whose session has ended: %+v", got)
 	}
 }
+
+// TestGreetings: each peer gets an interval and loses it again, and nothing else of it changes.
+func TestGreetings(t *testing.T) {
+	greet, rest := greetings([]wgtypes.Peer{{PublicKey: wgtypes.Key{1}}, {PublicKey: wgtypes.Key{2}}})
+	for i, c := range append(greet, rest...) {
+		if c.PublicKey != (wgtypes.Key{byte(i%2 + 1)}) || !c.UpdateOnly || c.Remove || c.ReplaceAllowedIPs || c.AllowedIPs != nil || c.Endpoint != nil {
+			t.Errorf("%d: %+v", i, c)
+		}
+		if on := *c.PersistentKeepaliveInterval > 0; on != (i < 2) {
+			t.Errorf("%d: an interval of %v", i, *c.PersistentKeepaliveInterval)
+		}
+	}
+}

@@ -59,10 +59,10 @@ func compose(h *host) *Agent {
 	es := &endpoints{host: h, attachments: at, halfDone: make(map[string]model.Endpoint)}
 	li, mg, ms, rc := &limiter{h, es}, &migration{h, es}, &membership{host: h}, &recovery{h, es}
 	tp := &topology{host: h, endpoints: es, limiter: li, membership: ms, migration: mg, recovery: rc}
-	fl, ps := newFlows(h), &policies{h}
+	fl, ps, pe := newFlows(h), &policies{h}, &peers{host: h}
 	h.setGroups, h.observe = es.noteGroups, fl.observe
 	return &Agent{
-		host: h, endpoints: es, limiter: li, migration: mg, membership: ms, policies: ps, stacks: &stacks{h}, peers: &peers{host: h}, reports: &reports{h, fl}, flows: fl, keepKeys: keepKeys{h}, tracer: &tracer{h, ps, fl},
+		host: h, endpoints: es, limiter: li, migration: mg, membership: ms, policies: ps, stacks: &stacks{h}, peers: pe, reports: &reports{h, fl}, flows: fl, keepKeys: keepKeys{h, pe}, tracer: &tracer{h, ps, fl},
 		docker: &docker{
 			host: h, attachments: at, endpoints: es, reserved: make(map[netip.Addr]model.EndpointID), asked: make(chan struct{}, 1),
 		},

@@ -2,8 +2,11 @@ package node
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"slices"
 	"sync"
 	"time"
@@ -11,12 +14,20 @@ import (
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
+	"heddle.dev/heddle/internal/peerapi"
 	"heddle.dev/heddle/internal/store"
 	"heddle.dev/heddle/internal/wireguard"
 )
 
-// keysEvery is how often an agent looks whether its key is to be changed.
-const keysEvery = time.Second
+// keysEvery is how often an agent looks whether its key is to be changed, and by which keys others
+// send; triesEvery while it tries one.
+const (
+	keysEvery  = time.Second
+	triesEvery = 200 * time.Millisecond
+)
+
+// asksAtOnce is of how many agents one asks at a time whether they accept its key.
+const asksAtOnce = 32
 
 // answersWithin is for how long after its last answer a node may have connections although its
 // agent is away.
@@ -31,6 +42,10 @@ type encryption struct {
 	keys      *wireguard.Keys
 	kernel    model.PublicKey // of the key that the device has
 	published time.Time       // when the store got the next key
+	rotation  wireguard.Rotation
+
+	// applying is held by who gives the device its peers. It is taken before mu.
+	applying sync.Mutex
 
 	mu     sync.Mutex
 	own    model.WireGuardNode // what the store is to have
@@ -42,8 +57,11 @@ type encryption struct {
 }
 
 // keepKeys is the goroutine of a node that encrypts: it changes the node's key when an operator or
-// its age asks for it, until ctx ends.
-type keepKeys struct{ *host }
+// its age asks for it, and follows others that do, until ctx ends.
+type keepKeys struct {
+	*host
+	peers *peers
+}
 
 // openKeys reads or makes the node's keys, before the store hears of the node.
 func (h *host) openKeys() (err error) {
@@ -98,7 +116,12 @@ func (h *host) setUpEncryption() error {
 	if err != nil {
 		return fmt.Errorf("set up encryption: %w", err)
 	}
-	return nil
+	if e.keys.Next().IsZero() {
+		return nil
+	}
+	// The agent before may have ended while the kernel had the next key for a try.
+	e.rotation.Resume(time.Now())
+	return wrap("set up encryption", netcfg.SetWireGuardKey(e.keys.Private()))
 }
 
 // setUpInner makes the device by which other nodes' inner addresses are reached on an IPv6
@@ -114,6 +137,8 @@ func (h *host) setUpInner() error {
 // that this one cannot reach as both encrypt, or do not: nothing is sent to them.
 func (h *host) admit(state store.State) (store.State, error) {
 	e := &h.encryption
+	e.applying.Lock()
+	defer e.applying.Unlock()
 	peers, unfit := wireguard.Peers(h.ownRecord(), state.Nodes)
 	e.mu.Lock()
 	for name, why := range unfit {
@@ -135,28 +160,90 @@ func (h *host) admit(state store.State) (store.State, error) {
 	if !h.cfg.Encrypts() {
 		return state, nil
 	}
+	return state, wrap("apply encryption", e.setPeers(peers))
+}
+
+// setPeers brings the device to peers, each node's address at the key that it sends by. The caller
+// holds applying.
+func (e *encryption) setPeers(peers []wireguard.Peer) error {
+	if wireguard.Changing(peers) {
+		device, err := netcfg.WireGuardPeers()
+		if err != nil {
+			return err
+		}
+		peers = wireguard.InUse(peers, func(key model.PublicKey) time.Time { return device[key].Handshake }, time.Now())
+	}
 	want := make([]netcfg.WireGuardPeer, len(peers))
 	for i, p := range peers {
 		want[i] = netcfg.WireGuardPeer{Key: p.Key, Endpoint: p.Endpoint, Inner: p.Inner}
 	}
-	return state, wrap("apply encryption", netcfg.SetWireGuardPeers(want))
+	if err := netcfg.SetWireGuardPeers(want); err != nil {
+		return err
+	}
+	e.mu.Lock()
+	e.peers = peers
+	e.mu.Unlock()
+	return nil
 }
+
+// follow looks by which keys other nodes send, if one is about to take another: no store says so.
+func (e *encryption) follow() error {
+	e.applying.Lock()
+	defer e.applying.Unlock()
+	e.mu.Lock()
+	peers := e.peers
+	e.mu.Unlock()
+	if !wireguard.Changing(peers) {
+		return nil
+	}
+	return e.setPeers(peers)
+}
+
+// AcceptedKeys says what the kernel has of a node's keys: whoever changes one goes by that.
+func (k keepKeys) AcceptedKeys(_ context.Context, node string) (keys api.AcceptedKeys, err error) {
+	if !k.cfg.Encrypts() {
+		return keys, errPlain
+	}
+	e := &k.encryption
+	if err := e.follow(); err != nil {
+		return keys, err
+	}
+	device, err := netcfg.WireGuardPeers()
+	if err != nil {
+		return keys, err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, p := range e.peers {
+		if d, has := device[p.Key]; has && p.Node == node && d.Inner.IsValid() {
+			keys.Sends = p.Key
+		} else if has && p.Node == node {
+			keys.Accepts = p.Key
+		}
+	}
+	return keys, nil
+}
+
+// errPlain is what a node says that does not encrypt.
+var errPlain = &api.Error{Code: api.CodeUnsupported, Message: "this node does not encrypt", Remedy: "start its agent with --encrypt wireguard"}
 
 // run keeps the keys until ctx ends.
 func (k keepKeys) run(ctx context.Context) {
 	if !k.cfg.Encrypts() {
 		return
 	}
-	ticker := time.NewTicker(keysEvery)
-	defer ticker.Stop()
-	said := ""
+	said, wait := "", keysEvery
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-ticker.C:
+		case <-time.After(wait):
 		}
-		err := k.step(ctx)
+		trying, err := k.step(ctx)
+		if wait = keysEvery; trying {
+			wait = triesEvery
+		}
+		err = errors.Join(k.encryption.follow(), err)
 		if err == nil {
 			said = ""
 		} else if err.Error() != said && ctx.Err() == nil {
@@ -166,50 +253,72 @@ func (k keepKeys) run(ctx context.Context) {
 	}
 }
 
-// step does what is next: first the kernel has the key in use, then the store; then a key whose
-// time has come is used. The kernel comes first because peers that hear of a key send to it: they
-// have accepted it since it was published as the next one.
-func (k keepKeys) step(ctx context.Context) error {
+// step does what is next: first the kernel has the key that it is to have, then the store; then it
+// is decided about the next one (wireguard.Rotation). The kernel comes first because peers follow
+// the key by which a node shakes hands with them, whether the store says so or is away.
+func (k keepKeys) step(ctx context.Context) (trying bool, err error) {
 	e := &k.encryption
 	e.change.Lock()
 	defer e.change.Unlock()
 	for {
-		if err := k.tell(ctx); err != nil {
-			return err
+		trying = e.rotation.Trying()
+		if err := k.give(); err != nil {
+			return trying, err
+		}
+		if !trying { // the store has the next key by then, and nothing is to wait for it
+			if err := k.tell(ctx); err != nil {
+				return trying, err
+			}
 		}
 		due := k.cfg.EncryptKeyAge > 0 && time.Since(e.since) > k.cfg.EncryptKeyAge
 		if e.keys.Next().IsZero() {
 			if !due {
-				return nil
+				return false, nil
 			}
 			if err := errors.Join(e.keys.MakeNext(), e.note(k.cfg)); err != nil {
-				return err
+				return false, err
 			}
 			continue
 		}
-		waits, ready := wireguard.Waits(e.published, time.Now(), k.others())
+		do, waits := e.rotation.Step(e.published, time.Now(), k.others(), func(nodes []string) map[string]wireguard.Said { return k.ask(ctx, nodes) })
 		e.mu.Lock()
 		e.waits = waits
 		e.mu.Unlock()
-		if !ready {
-			return nil
+		switch do {
+		case wireguard.Wait:
+			return trying, nil
+		case wireguard.Back:
+			k.log.Warn("key of encryption not changed: not all nodes have followed; will try again", "nodes", waits)
+		case wireguard.Take:
+			if err := errors.Join(e.keys.Switch(), e.note(k.cfg)); err != nil {
+				e.rotation.Resume(time.Now())
+				return false, err
+			}
+			k.log.Info("key of encryption changed", "public_key", e.keys.Public())
 		}
-		if err := errors.Join(e.keys.Switch(), e.note(k.cfg)); err != nil {
-			return err
-		}
-		k.log.Info("key of encryption changed", "public_key", e.keys.Public())
 	}
 }
 
-// tell gives the kernel the key in use, and the store what it is to have.
+// give gives the kernel the key in use, or the next one while that is tried.
+func (k keepKeys) give() error {
+	e := &k.encryption
+	public, private := e.keys.Public(), e.keys.Private()
+	if e.rotation.Trying() {
+		public, private = e.keys.Next(), e.keys.NextPrivate()
+	}
+	if e.kernel == public {
+		return nil
+	}
+	if err := netcfg.SetWireGuardKey(private); err != nil {
+		return err
+	}
+	e.kernel = public
+	return nil
+}
+
+// tell tells the store what it is to have.
 func (k keepKeys) tell(ctx context.Context) error {
 	e := &k.encryption
-	if e.kernel != e.keys.Public() {
-		if err := netcfg.SetWireGuardKey(e.keys.Private()); err != nil {
-			return err
-		}
-		e.kernel = e.keys.Public()
-	}
 	own, stored := e.wanted()
 	if own == stored {
 		return nil
@@ -226,7 +335,8 @@ func (k keepKeys) tell(ctx context.Context) error {
 	return nil
 }
 
-// others says of the nodes that this one reaches whether they have heard of its next key.
+// others gives what is known of the nodes that this one reaches. An agent that has just started has
+// heard of none.
 func (k keepKeys) others() (out []wireguard.Known) {
 	state, _ := k.view.last()
 	k.encryption.mu.Lock()
@@ -237,20 +347,77 @@ func (k keepKeys) others() (out []wireguard.Known) {
 			continue
 		}
 		_, held := state.NameLeases[n.Name]
-		out = append(out, wireguard.Known{Node: n.Name, Held: held, Answers: time.Since(k.planes.Heard(n)) < answersWithin})
+		heard := k.planes.Heard(n)
+		last := heard
+		if last.Before(k.started) {
+			last = k.started
+		}
+		out = append(out, wireguard.Known{Node: n.Name, Held: held, Answers: time.Since(last) < answersWithin, Heard: heard})
 	}
 	return out
+}
+
+// ask asks nodes' agents whether their kernels accept the next key.
+func (k keepKeys) ask(ctx context.Context, nodes []string) map[string]wireguard.Said {
+	next := k.encryption.keys.Next()
+	said := make([]wireguard.Said, len(nodes))
+	var wg sync.WaitGroup
+	places := make(chan struct{}, asksAtOnce)
+	for i, name := range nodes {
+		places <- struct{}{}
+		wg.Go(func() {
+			said[i] = k.askOne(ctx, name, next)
+			<-places
+		})
+	}
+	wg.Wait()
+	out := make(map[string]wireguard.Said, len(nodes))
+	for i, name := range nodes {
+		out[name] = said[i]
+	}
+	return out
+}
+
+func (k keepKeys) askOne(ctx context.Context, node string, next model.PublicKey) wireguard.Said {
+	ctx, cancel := context.WithTimeout(ctx, 2*peerapi.Answers) // for the whole of the answer
+	defer cancel()
+	resp, err := k.peers.AskNode(ctx, node, "/v1/encryption/accepted?node="+k.self.Name)
+	var refused *api.Error
+	if errors.As(err, &refused) && refused.Code == api.CodeUnsupported {
+		return wireguard.Never
+	}
+	if err != nil {
+		return wireguard.Silent
+	}
+	defer func() { _ = resp.Body.Close() }() // it has been read
+	return answered(resp, next)
+}
+
+// answered reads what an agent has answered.
+func answered(resp *http.Response, next model.PublicKey) wireguard.Said {
+	var keys api.AcceptedKeys
+	switch {
+	case resp.StatusCode == http.StatusNotFound: // an earlier build
+		return wireguard.Never
+	case resp.StatusCode != http.StatusOK || json.NewDecoder(io.LimitReader(resp.Body, api.MaxRequestBytes)).Decode(&keys) != nil:
+		return wireguard.Silent
+	case keys.Sends == next:
+		return wireguard.Sends
+	case keys.Accepts == next:
+		return wireguard.Accepts
+	}
+	return wireguard.Without
 }
 
 // RotateKey makes the node's next key. It is used when the others have heard of it.
 func (k keepKeys) RotateKey(ctx context.Context) (api.Encryption, error) {
 	if !k.cfg.Encrypts() {
-		return api.Encryption{}, &api.Error{Code: api.CodeUnsupported, Message: "this node does not encrypt", Remedy: "start its agent with --encrypt wireguard"}
+		return api.Encryption{}, errPlain
 	}
 	e := &k.encryption
 	e.change.Lock()
 	err := errors.Join(e.keys.MakeNext(), e.note(k.cfg))
-	if err == nil {
+	if err == nil && !e.rotation.Trying() {
 		err = k.tell(ctx)
 	}
 	e.change.Unlock()

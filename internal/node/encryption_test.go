@@ -1,8 +1,11 @@
 package node
 
 import (
+	"io"
 	"log/slog"
+	"net/http"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -13,7 +16,8 @@ import (
 	"heddle.dev/heddle/internal/wireguard"
 )
 
-// TestSwitchAfterHold: an agent that holds its name when a key is used has heard of the key.
+// TestSwitchAfterHold: an agent that cannot be asked, and holds its name when a key is used, was there
+// when the key was published, or later.
 func TestSwitchAfterHold(t *testing.T) {
 	if wireguard.SwitchAfter <= store.HoldTime {
 		t.Errorf("a key is used %s after it was published, and names are held for %s without an agent", wireguard.SwitchAfter, store.HoldTime)
@@ -70,5 +74,29 @@ func TestEncryptedPeers(t *testing.T) {
 	}
 	if got[0].Next != (model.PublicKey{4}) || got[1].Sent != 5 || got[1].Received != 6 {
 		t.Errorf("%+v", got)
+	}
+}
+
+// TestAnswered: what an agent's answer says of a key, whatever build it is of.
+func TestAnswered(t *testing.T) {
+	next := model.PublicKey{2}
+	of := func(k model.PublicKey) string { return `"` + k.String() + `"` }
+	for what, c := range map[string]struct {
+		status int
+		body   string
+		want   wireguard.Said
+	}{
+		"sends":           {http.StatusOK, `{"sends":` + of(next) + `,"accepts":` + of(model.PublicKey{1}) + `}`, wireguard.Sends},
+		"accepts":         {http.StatusOK, `{"sends":` + of(model.PublicKey{1}) + `,"accepts":` + of(next) + `}`, wireguard.Accepts},
+		"another":         {http.StatusOK, `{"sends":` + of(model.PublicKey{1}) + `}`, wireguard.Without},
+		"none":            {http.StatusOK, `{}`, wireguard.Without},
+		"nonsense":        {http.StatusOK, `{"sends":`, wireguard.Silent},
+		"fails":           {http.StatusInternalServerError, `{}`, wireguard.Silent},
+		"another's build": {http.StatusNotFound, "404 page not found", wireguard.Never},
+	} {
+		resp := &http.Response{StatusCode: c.status, Body: io.NopCloser(strings.NewReader(c.body))}
+		if got := answered(resp, next); got != c.want {
+			t.Errorf("%s: %v, want %v", what, got, c.want)
+		}
 	}
 }

@@ -32,13 +32,14 @@ import (
 
 	"heddle.dev/heddle/internal/durable"
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/patience"
 )
 
 // DefaultPort is where agents answer each other, beside the direct ports.
 const DefaultPort = 17472
 
 // Answers bounds how long another agent may take to begin an answer.
-const Answers = 2 * time.Second
+var Answers = patience.For(2 * time.Second)
 
 // maxConnections bounds how many connections there are at a time: whoever reaches the port can make
 // some, and has them until its handshake fails.

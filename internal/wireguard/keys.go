@@ -67,6 +67,9 @@ func (k *Keys) Next() model.PublicKey {
 	return public(k.next)
 }
 
+// NextPrivate gives that one.
+func (k *Keys) NextPrivate() [32]byte { return k.next }
+
 // Made is when the key in use was made.
 func (k *Keys) Made() (time.Time, error) {
 	info, err := os.Stat(filepath.Join(k.dir, keyFile))

@@ -64,27 +64,31 @@ func Fit(nodes []model.Node, unfit map[string]model.PlainReason) []model.Node {
 	return slices.DeleteFunc(slices.Clone(nodes), func(n model.Node) bool { return unfit[n.Name] != "" })
 }
 
-// SwitchAfter is how long after its publication a key is used at the earliest. It is longer than a
-// node's name stays held without its agent (store.HoldTime): an agent that holds its name by then
-// has heard of the key.
-const SwitchAfter = 15 * time.Second
-
-// Known is what a node knows of another that has to accept its next key.
-type Known struct {
-	Node string
-	// Held says that its agent runs and follows the store, Answers that the node itself answers:
-	// then it may have connections, which its agent must not lose by being away.
-	Held, Answers bool
+// Changing reports whether one of peers is about to take another key.
+func Changing(peers []Peer) bool {
+	return slices.ContainsFunc(peers, func(p Peer) bool { return !p.Inner.IsValid() })
 }
 
-// Waits gives the nodes that keep this one from using a key published at that time: those whose
-// agents are away while the nodes live. Before SwitchAfter has passed, ready is false in any case.
-func Waits(published, now time.Time, others []Known) (waits []string, ready bool) {
-	for _, o := range others {
-		if !o.Held && o.Answers {
-			waits = append(waits, o.Node)
+// InUse gives peers with the address of each node at that of its keys by which it shook hands last:
+// nobody but the node itself can, so this is told by no store, which may be away just then. A node
+// that goes back to its old key is followed in the same way. Handshakes that are later than now are
+// of a clock that was set back, and say nothing.
+func InUse(peers []Peer, handshake func(model.PublicKey) time.Time, now time.Time) []Peer {
+	at := func(key model.PublicKey) time.Time {
+		if t := handshake(key); !t.After(now) {
+			return t
+		}
+		return time.Time{}
+	}
+	peers = slices.Clone(peers)
+	for i := range peers {
+		if peers[i].Inner.IsValid() {
+			continue
+		}
+		j := slices.IndexFunc(peers, func(p Peer) bool { return p.Node == peers[i].Node && p.Inner.IsValid() })
+		if j >= 0 && at(peers[i].Key).After(at(peers[j].Key)) {
+			peers[i].Inner, peers[j].Inner = peers[j].Inner, netip.Addr{}
 		}
 	}
-	slices.Sort(waits)
-	return waits, len(waits) == 0 && now.Sub(published) >= SwitchAfter
+	return peers
 }

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"heddle.dev/heddle/internal/model"
 )
@@ -171,28 +170,5 @@ func TestPeers(t *testing.T) {
 	nodes := []model.Node{self, node(2)}
 	if fit := Fit(nodes, nil); &fit[0] != &nodes[0] {
 		t.Error("Fit copies a list of which it takes nothing")
-	}
-}
-
-// TestWaits: a key is used when all that may have connections have heard of it.
-func TestWaits(t *testing.T) {
-	at := time.Unix(1000, 0)
-	live, away, dead := Known{"n2", true, true}, Known{"n3", false, true}, Known{"n4", false, false}
-	for what, c := range map[string]struct {
-		passed time.Duration
-		others []Known
-		waits  []string
-		ready  bool
-	}{
-		"alone, early":  {0, nil, nil, false},
-		"alone":         {SwitchAfter, nil, nil, true},
-		"live, early":   {SwitchAfter - 1, []Known{live}, nil, false},
-		"live":          {SwitchAfter, []Known{live, dead}, nil, true},
-		"away":          {time.Hour, []Known{live, away}, []string{"n3"}, false},
-		"not heard yet": {SwitchAfter, []Known{{"n2", true, false}}, nil, true},
-	} {
-		if waits, ready := Waits(at, at.Add(c.passed), c.others); !slices.Equal(waits, c.waits) || ready != c.ready {
-			t.Errorf("%s: %v, %v", what, waits, ready)
-		}
 	}
 }

@@ -70,7 +70,7 @@ var allowed = map[string][]string{
 	"internal/plane/queues":          {"internal/api", "internal/hang", "internal/netcfg", "internal/plane", "internal/plane/guest", "internal/plane/process", "internal/plane/queues/protocol", "internal/stack", "internal/trap"},
 	"internal/plane/guest":           {"internal/trap", "internal/trap/task"},
 	"internal/plane/lanes":           {"internal/api", "internal/netcfg", "internal/plane", "internal/plane/guest", "internal/stack", "internal/trap"},
-	"internal/plane/process":         {"internal/callfilter"},
+	"internal/plane/process":         {"internal/callfilter", "internal/patience"},
 	"internal/plane/stacks":          {"internal/api", "internal/flow", "internal/netcfg", "internal/plane", "internal/plane/process", "internal/plane/stacks/module", "internal/plane/stacks/protocol", "internal/plane/stacks/socket", "internal/stack", "internal/trap", "internal/trap/task"},
 	"internal/plane/verbs":           {"internal/api", "internal/netcfg", "internal/plane", "internal/plane/layout", "internal/plane/process", "internal/plane/verbs/folder", "internal/plane/verbs/protocol"},
 	"internal/plane/verbs/folder":    {},

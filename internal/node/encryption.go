@@ -14,7 +14,6 @@ import (
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
-	"heddle.dev/heddle/internal/peerapi"
 	"heddle.dev/heddle/internal/store"
 	"heddle.dev/heddle/internal/wireguard"
 )
@@ -26,8 +25,9 @@ const (
 	triesEvery = 200 * time.Millisecond
 )
 
-// asksAtOnce is of how many agents one asks at a time whether they accept its key.
-const asksAtOnce = 32
+// asksAtOnce is of how many agents one asks at a time whether they accept its key. All of them have
+// half of the time in which a key is tried.
+const asksAtOnce = 128
 
 // answersWithin is for how long after its last answer a node may have connections although its
 // agent is away.
@@ -360,6 +360,8 @@ func (k keepKeys) others() (out []wireguard.Known) {
 // ask asks nodes' agents whether their kernels accept the next key.
 func (k keepKeys) ask(ctx context.Context, nodes []string) map[string]wireguard.Said {
 	next := k.encryption.keys.Next()
+	ctx, cancel := context.WithTimeout(ctx, wireguard.TryFor/2)
+	defer cancel()
 	said := make([]wireguard.Said, len(nodes))
 	var wg sync.WaitGroup
 	places := make(chan struct{}, asksAtOnce)
@@ -379,8 +381,6 @@ func (k keepKeys) ask(ctx context.Context, nodes []string) map[string]wireguard.
 }
 
 func (k keepKeys) askOne(ctx context.Context, node string, next model.PublicKey) wireguard.Said {
-	ctx, cancel := context.WithTimeout(ctx, 2*peerapi.Answers) // for the whole of the answer
-	defer cancel()
 	resp, err := k.peers.AskNode(ctx, node, "/v1/encryption/accepted?node="+k.self.Name)
 	var refused *api.Error
 	if errors.As(err, &refused) && refused.Code == api.CodeUnsupported {

@@ -1,5 +1,6 @@
 // Package patience bounds waits for programs of this machine to get ready and to answer: those of
-// the lab, of tests and of `heddle`, and an agent's for its fd keeper, its store and other agents. On
+// the lab, of tests and of `heddle`, and an agent's for its fd keeper, its store, other
+// agents and the programs that it starts. On
 // machines slow beyond all measure, as emulated ones are, HEDDLE_PATIENCE makes every such bound
 // that many times longer.
 package patience

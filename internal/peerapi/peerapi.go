@@ -47,7 +47,7 @@ const maxConnections = 512
 
 // listenFor bounds how long Listen waits for the port: an agent that was killed keeps it until its
 // last thread has ended.
-const listenFor = 5 * time.Second
+var listenFor = patience.For(5 * time.Second)
 
 // listenAgain is how often Listen tries meanwhile.
 const listenAgain = 50 * time.Millisecond

@@ -29,8 +29,8 @@ func TestMain(m *testing.M) {
 }
 
 // watcher is Python that reads what passes a device: how many packets, how many of them have the
-// pattern, and what else there is than WireGuard's packets, the store's TLS, ARP and neighbour
-// discovery.
+// pattern, and what else there is than WireGuard's packets, the store's and the agents' TLS, ARP and
+// neighbour discovery.
 const watcher = `
 PATTERN = b"heddle-plain-text"
 seen = {"packets": 0, "pattern": 0, "other": []}
@@ -50,7 +50,7 @@ def watch(device):
             else:
                 continue
             ports = struct.unpack(">HH", b[at:at + 4])
-            if not (protocol == 17 and 51872 in ports or protocol == 6 and 2379 in ports) and len(seen["other"]) < 20:
+            if not (protocol == 17 and 51872 in ports or protocol == 6 and (2379 in ports or 17472 in ports)) and len(seen["other"]) < 20:
                 seen["other"].append([protocol, *ports, len(b)])
     threading.Thread(target=run, daemon=True).start()
 def reset():

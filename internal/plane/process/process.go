@@ -18,10 +18,12 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/patience"
 )
 
 // Answers bounds what a program may take for its start, and for one exchange.
-const Answers = 5 * time.Second
+var Answers = patience.For(5 * time.Second)
 
 // ErrEnded says that a program ended as soon as it was started.
 var ErrEnded = errors.New("it ended at once")

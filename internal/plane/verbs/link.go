@@ -11,7 +11,7 @@ import (
 )
 
 // routerAnswers bounds what a router may take for one exchange.
-const routerAnswers = process.Answers
+var routerAnswers = process.Answers
 
 // link is a connection to the router. One goroutine at a time sends, and one receives.
 type link struct {

@@ -374,8 +374,8 @@ func checkBlockComments(t *testing.T, p string) error {
 // fixedTimeout is a bound of timeout(1) that is the same on every machine.
 var fixedTimeout = regexp.MustCompile(`"timeout", "[0-9]`)
 
-// TestTimeouts: what tests of nodes bound by timeout(1) has HEDDLE_PATIENCE (testutil.Seconds). Those
-// of test/k8s run on no emulated machine.
+// TestTimeouts: what tests of nodes bound by timeout(1) has HEDDLE_PATIENCE (testutil.Seconds).
+// Those of test/k8s run on no emulated machine.
 func TestTimeouts(t *testing.T) {
 	paths, err := filepath.Glob("test/*/*_test.go")
 	if err != nil || len(paths) < 50 {

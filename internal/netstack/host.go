@@ -36,8 +36,8 @@ import (
 // name is what HELLO says.
 const name = "gVisor netstack 2026-09-05"
 
-// tenantAnswers is for how long the host waits for a tenant's process that has a question: the agent
-// takes a host that rests for 2 s for one that hangs.
+// tenantAnswers is for how long the host waits for a tenant's process that has a question: the
+// agent takes a host that rests for 2 s for one that hangs.
 const tenantAnswers = time.Second
 
 // endsWithin is how long a tenant's process may take to end.

@@ -16,8 +16,8 @@ import (
 	"heddle.dev/heddle/internal/wireguard"
 )
 
-// TestSwitchAfterHold: an agent that cannot be asked, and holds its name when a key is used, was there
-// when the key was published, or later.
+// TestSwitchAfterHold: an agent that cannot be asked, and holds its name when a key is used, was
+// there when the key was published, or later.
 func TestSwitchAfterHold(t *testing.T) {
 	if wireguard.SwitchAfter <= store.HoldTime {
 		t.Errorf("a key is used %s after it was published, and names are held for %s without an agent", wireguard.SwitchAfter, store.HoldTime)

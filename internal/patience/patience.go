@@ -1,8 +1,7 @@
 // Package patience bounds waits for programs of this machine to get ready and to answer: those of
-// the lab, of tests and of `heddle`, and an agent's for its fd keeper, its store, other
-// agents and the programs that it starts. On
-// machines slow beyond all measure, as emulated ones are, HEDDLE_PATIENCE makes every such bound
-// that many times longer.
+// the lab, of tests and of `heddle`, and an agent's for its fd keeper, its store, other agents and
+// the programs that it starts. On machines slow beyond all measure, as emulated ones are,
+// HEDDLE_PATIENCE makes every such bound that many times longer.
 package patience
 
 import (

@@ -20,9 +20,9 @@ var TryFor = patience.For(10 * time.Second)
 // them: that one may have followed in the moment in which it went back, and have lost its agent.
 const returns = 3
 
-// Bounds of the pause before a node asks or tries again; it doubles from time to time. heardAfter is
-// how long after a change of keys an answer to a probe is one by the new key. Variables for the test
-// that goes through all interleavings.
+// Bounds of the pause before a node asks or tries again; it doubles from time to time. heardAfter
+// is how long after a change of keys an answer to a probe is one by the new key. Variables for the
+// test that goes through all interleavings.
 var (
 	firstPause = time.Second
 	lastPause  = 30 * time.Second
@@ -48,8 +48,8 @@ type Known struct {
 	// answers, or may: then it may have connections, which must not be lost by its agent's being
 	// away.
 	Held, Answers bool
-	// Heard is when it last answered a probe, which only goes through if both ends send by keys that
-	// the other has.
+	// Heard is when it last answered a probe, which only goes through if both ends send by keys
+	// that the other has.
 	Heard time.Time
 }
 
@@ -66,7 +66,8 @@ const (
 
 // Rotation is a node's change of its key. A key is tried when all that may have connections with
 // the node have said that their kernels accept it, and is taken when they all send by it: what they
-// said before may hold no more, for an agent ends at any moment. Not for several goroutines at once.
+// said before may hold no more, for an agent ends at any moment. Not for several goroutines at
+// once.
 type Rotation struct {
 	trying bool            // the kernel is to have the next key
 	since  time.Time       // when it got it, or the one in use back; zero: it was not tried

@@ -29,8 +29,8 @@ func TestMain(m *testing.M) {
 }
 
 // watcher is Python that reads what passes a device: how many packets, how many of them have the
-// pattern, and what else there is than WireGuard's packets, the store's and the agents' TLS, ARP and
-// neighbour discovery.
+// pattern, and what else there is than WireGuard's packets, the store's and the agents' TLS, ARP
+// and neighbour discovery.
 const watcher = `
 PATTERN = b"heddle-plain-text"
 seen = {"packets": 0, "pattern": 0, "other": []}

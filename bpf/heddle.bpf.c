@@ -41,6 +41,8 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 const struct connection_record *type_connection_record __attribute__((unused));
 const struct flow_event *type_flow_event __attribute__((unused));
 const enum flow_event_kind *type_flow_event_kind __attribute__((unused));
+const struct whole_flow *type_whole_flow __attribute__((unused));
+const enum whole_flow_flags *type_whole_flow_flags __attribute__((unused));
 const struct socket_owner_record *type_socket_owner_record __attribute__((unused));
 const struct socket_record *type_socket_record __attribute__((unused));
 const struct syn_option *type_syn_option __attribute__((unused));

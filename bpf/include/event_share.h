@@ -61,20 +61,25 @@ static __always_inline struct flow_event *new_event(__u32 endpoint_id, __u32 kin
 	e->time = bpf_ktime_get_ns();
 	e->endpoint_id = endpoint_id;
 	e->kind = kind;
-	e->protocol = IPPROTO_TCP_;
 	e->pad = 0;
 	return e;
 }
 
-/* The same, or NULL if the endpoint has had its share; either is counted. */
+/* Whether an endpoint has a share left of a ring that is half full. Not static, so that it is not
+ * in the way of what mostly runs. */
+__noinline int has_scarce(__u32 endpoint_id)
+{
+	__u64 window = bpf_ringbuf_query(&flow_events, BPF_RB_CONS_POS) / (FLOW_EVENTS_BYTES / 4);
+
+	return has_share(SHARER_ENDPOINT, endpoint_id, window, SCARCE_EVENTS);
+}
+
+/* The same as new_event, or NULL if the endpoint has had its share; either is counted. */
 static __always_inline struct flow_event *reserve_event(__u32 endpoint_id, __u32 kind)
 {
 	struct flow_event *e = NULL;
 
-	if (has_room() ||
-	    has_share(SHARER_ENDPOINT, endpoint_id,
-	              bpf_ringbuf_query(&flow_events, BPF_RB_CONS_POS) / (FLOW_EVENTS_BYTES / 4),
-	              SCARCE_EVENTS))
+	if (has_room() || has_scarce(endpoint_id))
 		e = new_event(endpoint_id, kind);
 	if (!e)
 		count(REASON_LOST_FLOW_EVENT);

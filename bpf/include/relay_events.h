@@ -41,6 +41,7 @@ static __always_inline struct endpoint *relayed_to(const struct flow *flow)
 static __always_inline void submit_relay(struct flow_event *e, const struct flow_key *key,
                                          const struct flow *flow, __u32 reason, __u32 error)
 {
+	e->protocol = IPPROTO_TCP_;
 	set_overlay(&e->local, flow->ipv6, flow->dst);
 	set_overlay(&e->remote, flow->ipv6, flow->src);
 	e->local_port = flow->dst_port;
@@ -52,6 +53,7 @@ static __always_inline void submit_relay(struct flow_event *e, const struct flow
 	e->bytes_sent = e->bytes_received = 0;
 	e->retransmits = e->rtt = 0;
 	e->error = error;
+	e->opened = 0;
 	submit_event(e);
 }
 

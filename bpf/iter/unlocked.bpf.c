@@ -11,6 +11,7 @@
 #include "iter/pass.h"
 #include "include/socket.h"
 #include "policy/filter.h"
+#include "sock/flow_events.h"
 
 /* Whether a pass over the TCP sockets would see a step's socket. One in SYN_RECV has the
  * underlay's addresses until established_passive names it, and decides. */
@@ -133,4 +134,55 @@ SEC("iter/bpf_sk_storage_map")
 int leaving_unlocked(struct bpf_iter__bpf_sk_storage_map *ctx)
 {
 	return list_where(ctx, is_leaving, REASON_CUT_MIGRATED);
+}
+
+/* Tells of a connection that opened, unless its end does. Without room in the ring it waits. */
+static __always_inline void tell_opening(struct sock_tag *tag, struct tcp_sock *tcp)
+{
+	struct flow_event *e = has_room() ? new_event(tag->endpoint_id, FLOW_EVENT_OPENED) : NULL;
+	__u64 opened;
+
+	if (!e) {
+		untold = 1;
+		return;
+	}
+	set_connection(e, tag, tcp);
+	e->reason = REASON_NONE;
+	e->cookie = bpf_get_socket_cookie(tcp);
+	e->bytes_sent = e->bytes_received = 0;
+	e->retransmits = e->error = 0;
+	/* From here on the end is an event of its own, which comes behind this one. */
+	opened = take_opening(tag);
+	if (!opened) {
+		bpf_ringbuf_discard(e, BPF_RB_NO_WAKEUP);
+		return;
+	}
+	e->time = opened;
+	e->opened = 0;
+	submit_event(e);
+}
+
+/* Tells of connections that live and whose opening was not told (sock/untold.h). Writes nothing, so
+ * that it is one pass, and none is left out. */
+SEC("iter/bpf_sk_storage_map")
+int tell_openings(struct bpf_iter__bpf_sk_storage_map *ctx)
+{
+	const struct sock_tag *seen = ctx->value;
+	struct sock *sk = ctx->sk;
+	struct tcp_sock *tcp;
+	struct sock_tag *tag;
+
+	if (!sk || !seen || !(seen->flags & TAG_UNTOLD) || !seen->claim_uid)
+		return 0;
+	if (!is_due(seen)) {
+		untold = 1;
+		return 0;
+	}
+	tag = step_tag(sk, seen);
+	if (!tag)
+		return 0;
+	tcp = bpf_skc_to_tcp_sock(sk);
+	if (tcp)
+		tell_opening(tag, tcp);
+	return 0;
 }

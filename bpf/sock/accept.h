@@ -57,7 +57,7 @@ static __noinline void cut_accepted(struct bpf_sock_ops *ops, struct sock_tag *t
 	int one = 1;
 
 	if (!tag->reason) /* nothing else has cut it */
-		report_flow(ops, tag, FLOW_EVENT_DENIED, reason);
+		report_flow(ops, tag, FLOW_EVENT_DENIED, reason, 0);
 	tag->reason = reason;
 	tag->flags |= TAG_LOCAL | TAG_REMOTE;
 	set_mapped(&tag->local, 0);

@@ -105,7 +105,7 @@ static __always_inline bool now_forbidden(struct bpf_sock_ops *ops, struct sock_
 	tag->flags = (tag->flags & ~TAGS_OF_MARK) | TAG_DROPPED;
 	tag->path = PATH_NONE;
 	count(REASON_REFUSE_POLICY_LATE);
-	report_flow(ops, tag, FLOW_EVENT_DENIED, REASON_REFUSE_POLICY_LATE);
+	report_flow(ops, tag, FLOW_EVENT_DENIED, REASON_REFUSE_POLICY_LATE, 0);
 	return true;
 }
 
@@ -125,7 +125,7 @@ static __always_inline bool is_forgotten(struct bpf_sock_ops *ops, struct sock_t
 	tag->flags = (tag->flags & ~TAGS_OF_MARK) | TAG_DROPPED;
 	tag->path = PATH_NONE;
 	count(REASON_REFUSE_UNKNOWN_ENDPOINT);
-	report_flow(ops, tag, FLOW_EVENT_DENIED, REASON_REFUSE_UNKNOWN_ENDPOINT);
+	report_flow(ops, tag, FLOW_EVENT_DENIED, REASON_REFUSE_UNKNOWN_ENDPOINT, 0);
 	return true;
 }
 
@@ -344,7 +344,7 @@ static __always_inline void connected(struct bpf_sock_ops *ops)
 		account_opened(tag);
 		established_active(ops, tag);
 		set_window(ops, tag);
-		report_flow(ops, tag, FLOW_EVENT_OPENED, 0);
+		flow_opens(ops, tag);
 	}
 	/* Only the SYN and its retransmissions carry the option. */
 	if (ops->bpf_sock_ops_cb_flags & BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG)
@@ -367,7 +367,7 @@ static __always_inline void accepted(struct bpf_sock_ops *ops)
 		established_passive(ops, tag, tcp);
 	set_window(ops, tag);
 	if (!(tag->flags & TAG_ACCEPTED && tag->reason)) /* cut_accepted has reported it */
-		report_flow(ops, tag, FLOW_EVENT_OPENED, 0);
+		flow_opens(ops, tag);
 }
 
 /* Runs some ten times a connection, mostly for what is not asked for (the kernel's questions for

@@ -18,8 +18,9 @@ import (
 const (
 	// traceConnects is how long a connect of a trace may take.
 	traceConnects = 3 * time.Second
-	// traceTold is how long after it the node may take to tell of it.
-	traceTold = time.Second
+	// traceTold is how long after it the node may take to tell of it: of one that does not end a
+	// second.
+	traceTold = 2 * time.Second
 )
 
 // tracer tries connections in the name of endpoints.

@@ -133,6 +133,51 @@ func TestFlows(t *testing.T) {
 	})
 }
 
+// TestFlowsOfShortConnections: what ends at once is told of as what lives is, and what lives before
+// its end, also if the agent comes and goes meanwhile.
+func TestFlowsOfShortConnections(t *testing.T) {
+	lab.AwaitPath(t, "n1", model.PeerProven)
+	opened := []string{"n1 from open n1/c1>n2/c1 direct", "n2 to open n1/c1>n2/c1 direct"}
+	ended := append(slices.Clone(opened), "n1 from end n1/c1>n2/c1 direct 1000/300", "n2 to end n1/c1>n2/c1 direct 1000/300")
+	for _, version := range []int{4, 6} {
+		t.Run(fmt.Sprintf("IPv%d", version), func(t *testing.T) {
+			o := startObserved(t)
+			if version == 6 {
+				o.target = lab.Address6(t, "heddle", "n2/c1").String()
+				o.server.Must(`l.close(); l = listen(6, "::", %d)`, o.port)
+			}
+			o.open(fmt.Sprintf(`connect(%d, %%q, %%d)`, version))
+			o.client.Must(`s.close()`)
+			o.server.Must(`c.close()`)
+			at := make(map[string]flow.Flow)
+			for _, f := range expectFlows(t, o.port, ended...) {
+				at[f.Node+" "+string(f.Event)] = f
+			}
+			for _, node := range []string{"n1", "n2"} {
+				begin, end := at[node+" open"], at[node+" end"]
+				if took := end.Time.Sub(begin.Time); took <= 0 || took != end.Duration || begin.Socket != end.Socket || begin.BytesSent != 0 {
+					t.Errorf("%s: %+v, then %+v", node, begin, end)
+				}
+			}
+		})
+	}
+	t.Run("agents", func(t *testing.T) {
+		o := startObserved(t)
+		o.client.Must(`s = tcp()`)
+		pid := lab.AgentPID(t, "n1")
+		t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGCONT) }) // if it is there yet
+		testutil.NoError(t, syscall.Kill(pid, syscall.SIGSTOP))      // so that none tells of it
+		o.client.Must(`s.connect((%q, %d))`, o.target, o.port)
+		o.server.Must(`c, who = l.accept()`)
+		testutil.NoError(t, lab.KillAgent(pid, syscall.SIGKILL))
+		testutil.NoError(t, lab.Command("up"))
+		expectFlows(t, o.port, opened...)
+		o.client.Must(`s.close()`)
+		o.server.Must(`c.close()`)
+		expectFlows(t, o.port, append(opened, "n1 from end n1/c1>n2/c1 direct 0/0", "n2 to end n1/c1>n2/c1 direct 0/0")...)
+	})
+}
+
 // TestFlowsOfPolicy: what policy denies, and what it ends when it changes, is told with the rule.
 func TestFlowsOfPolicy(t *testing.T) {
 	lab.AwaitPath(t, "n1", model.PeerProven)
@@ -195,7 +240,7 @@ func TestObserveFollows(t *testing.T) {
 // TestFlowFlood: while the agent reads nothing, connections go on; what the ring has no room for is
 // lost and counted, and afterwards all is told again.
 func TestFlowFlood(t *testing.T) {
-	const many = 7000 // connections, of which both ends tell of opening and end: more than the ring has room for
+	const many = 12000 // connections, of which both ends tell: more than the ring has room for
 	p, port := lab.StartPeer(t, "heddle", "n1/c1"), lab.FreePort()
 	p.Must(`import ctypes; libc = ctypes.CDLL(None)`)
 	p.Must(`l = listen(4, "127.0.0.1", %d); s = tcp()`, port)

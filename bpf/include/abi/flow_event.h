@@ -14,6 +14,7 @@ enum flow_event_kind {
 	/* Of packets, not of sockets: endpoint_id and cookie are 0. */
 	FLOW_EVENT_PACKET_PASSED, /* the first of a flow was let through */
 	FLOW_EVENT_PACKET_DENIED,
+	FLOW_EVENT_WHOLE, /* a connection is over, and this tells of its opening, too */
 };
 
 /* flow_event.protocol of a connection of the verbs plane; all else has IP's numbers. */
@@ -39,6 +40,35 @@ struct flow_event {
 	__u8 accepted; /* the peer opened the connection */
 	__u8 protocol; /* as policy tells them apart, or FLOW_PROTOCOL_RDMA */
 	__u8 pad;
+	__u64 opened; /* of FLOW_EVENT_WHOLE: as time */
+};
+
+/* whole_flow.flags */
+enum whole_flow_flags {
+	WHOLE_ACCEPTED = 1 << 0,
+	WHOLE_RDMA = 1 << 1,
+};
+
+/* A record of flow_events, too, told from a flow_event by its size: FLOW_EVENT_WHOLE of IPv4, where
+ * the numbers fit. With the ring's header it is as long as a line of the cache. */
+struct whole_flow {
+	__u64 time;
+	__u64 cookie;
+	__be32 local;
+	__be32 remote;
+	__be16 local_port;
+	__be16 remote_port;
+	__u32 endpoint_id;
+	__u32 bytes_sent;
+	__u32 bytes_received;
+	__u32 lasted; /* in units of 1,024 ns */
+	__u32 rtt;
+	__u16 retransmits;
+	__u8 error;
+	__u8 path;
+	__u8 reason;
+	__u8 flags;
+	__u16 pad;
 };
 
 #endif

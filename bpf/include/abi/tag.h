@@ -32,6 +32,9 @@ enum sock_tag_flags {
 	TAG_RENO_FOR_BBR = 1 << 14,
 	/* of the verbs plane, in the endpoint's name: what is told of it is told of RDMA */
 	TAG_RDMA = 1 << 15,
+	/* its opening is to be told yet: claim_uid and claim_port, which only a bound socket has, say
+	 * when it was (sock/untold.h) */
+	TAG_UNTOLD = 1 << 16,
 };
 
 /* sock_tag.options: what the program set that the kernel must not do to a socket of the node. It is

@@ -22,7 +22,8 @@ import (
 const flowEventsEvery = 100 * time.Millisecond
 
 // FollowFlows calls observe with each event of a connection until ctx ends, some 100 ms after it
-// came about; first with those that came while no agent ran, as far as the ring had room.
+// came about; first with those that came while no agent ran, as far as the ring had room. The
+// opening of one that neither failed nor fell back it tells with its end, or after a pass.
 func (d *Datapath) FollowFlows(ctx context.Context, observe func(flow.Observation)) error {
 	r, err := ringbuf.NewReader(d.objs.FlowEvents)
 	if err != nil {
@@ -36,7 +37,10 @@ func (d *Datapath) FollowFlows(ctx context.Context, observe func(flow.Observatio
 	}()
 	var rec ringbuf.Record
 	boot := bootTime()
+	passes := openingPasses{again: true}
+	defer func() { _ = d.objs.PassesUntil.Set(uint64(0)) }() // or they lapse
 	for {
+		passes.run(d, time.Now())
 		r.SetDeadline(time.Now().Add(flowEventsEvery))
 		for {
 			err := r.ReadInto(&rec)
@@ -49,9 +53,7 @@ func (d *Datapath) FollowFlows(ctx context.Context, observe func(flow.Observatio
 			if err != nil {
 				return fmt.Errorf("read ring buffer: %w", err)
 			}
-			if o, ok := toObservation(rec.RawSample, boot); ok {
-				observe(o)
-			}
+			eachObservation(rec.RawSample, boot, observe)
 		}
 		boot = bootTime() // the clock may have been set
 	}
@@ -64,18 +66,18 @@ func bootTime() time.Time {
 	return time.Now().Round(0).Add(-time.Duration(since.Nano()))
 }
 
-// toObservation reads an event; false: it is not to be told.
-func toObservation(raw []byte, boot time.Time) (o flow.Observation, ok bool) {
-	var e heddleFlowEvent
-	if len(raw) != int(unsafe.Sizeof(e)) {
-		return o, false // of another version, from before this one started
+// eachObservation gives observe what an event says: two things if it is of a whole connection, and
+// nothing if it is not to be told.
+func eachObservation(raw []byte, boot time.Time, observe func(flow.Observation)) {
+	e, ok := readEvent(raw)
+	if !ok {
+		return
 	}
-	copy(unsafe.Slice((*byte)(unsafe.Pointer(&e)), unsafe.Sizeof(e)), raw)
 	local, remote := toAddr(e.Local), toAddr(e.Remote)
 	if remote.IsUnspecified() {
-		return o, false // the end of one that was cut before it was there: that has been told
+		return // the end of one that was cut before it was there: that has been told
 	}
-	o = flow.Observation{
+	o := flow.Observation{
 		At: boot.Add(time.Duration(e.Time)), Event: eventOf(&e), Accepted: e.Accepted != 0, Relayed: e.Cookie&relayCookie != 0, RTT: time.Duration(e.Rtt) * time.Microsecond,
 		Connection: model.Connection{
 			Endpoint: model.EndpointID(e.EndpointId), Remote: netip.AddrPortFrom(remote, toPort(e.RemotePort)), Path: names.PathOf(e.Path),
@@ -91,7 +93,51 @@ func toObservation(raw []byte, boot time.Time) (o flow.Observation, ok bool) {
 	if e.Error != 0 {
 		o.Error = unix.ErrnoName(unix.Errno(e.Error))
 	}
-	return o, true
+	if heddleFlowEventKind(e.Kind) == heddleFlowEventKindFLOW_EVENT_WHOLE {
+		observe(openingOf(o, boot.Add(time.Duration(e.Opened))))
+	}
+	observe(o)
+}
+
+// readEvent reads a record of the ring; false: it is of another version, from before this one
+// started. One of those had no Opened.
+func readEvent(raw []byte) (e heddleFlowEvent, ok bool) {
+	var w heddleWholeFlow
+	switch len(raw) {
+	case int(unsafe.Sizeof(w)):
+		copy(unsafe.Slice((*byte)(unsafe.Pointer(&w)), unsafe.Sizeof(w)), raw)
+		return wholeEvent(&w), true
+	case int(unsafe.Sizeof(e)), int(unsafe.Offsetof(e.Opened)):
+		copy(unsafe.Slice((*byte)(unsafe.Pointer(&e)), unsafe.Sizeof(e)), raw)
+		return e, true
+	}
+	return e, false
+}
+
+// wholeEvent gives the event that a whole_flow is short for.
+func wholeEvent(w *heddleWholeFlow) heddleFlowEvent {
+	e := heddleFlowEvent{
+		Time: w.Time, Cookie: w.Cookie, BytesSent: uint64(w.BytesSent), BytesReceived: uint64(w.BytesReceived), Local: mapped(w.Local), Remote: mapped(w.Remote),
+		LocalPort: w.LocalPort, RemotePort: w.RemotePort, EndpointId: w.EndpointId, Retransmits: uint32(w.Retransmits), Rtt: w.Rtt, Error: uint16(w.Error),
+		Kind: uint8(heddleFlowEventKindFLOW_EVENT_WHOLE), Path: w.Path, Reason: w.Reason, Protocol: uint8(model.ProtocolTCP),
+		Opened: w.Time - uint64(w.Lasted)<<10,
+	}
+	flags := heddleWholeFlowFlags(w.Flags)
+	if flags&heddleWholeFlowFlagsWHOLE_ACCEPTED != 0 {
+		e.Accepted = 1
+	}
+	if flags&heddleWholeFlowFlagsWHOLE_RDMA != 0 {
+		e.Protocol = protocolRDMA
+	}
+	return e
+}
+
+// openingOf gives the opening of a connection that was over when it was told of: a usual one, with
+// the round trip time that it had in the end.
+func openingOf(o flow.Observation, at time.Time) flow.Observation {
+	o.At, o.Event, o.Error, o.Connection.Reason = at, flow.Open, "", ""
+	o.Connection.BytesSent, o.Connection.BytesReceived, o.Connection.Retransmits = 0, 0, 0
+	return o
 }
 
 // relayCookie is RELAY_COOKIE of bpf/include/relay_events.h.
@@ -127,7 +173,7 @@ func eventOf(e *heddleFlowEvent) flow.Event {
 		return flow.Cut
 	case what == heddleFlowEventKindFLOW_EVENT_FAILED:
 		return flow.Fail
-	case what == heddleFlowEventKindFLOW_EVENT_ENDED:
+	case what == heddleFlowEventKindFLOW_EVENT_ENDED, what == heddleFlowEventKindFLOW_EVENT_WHOLE:
 		return flow.End
 	case kind == model.KindFallback:
 		return flow.Fallback

@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/ringbuf"
 
+	"heddle.dev/heddle/internal/flow"
 	"heddle.dev/heddle/internal/model"
 )
 
@@ -65,9 +66,11 @@ func told(t *testing.T, d *Datapath) (all []string) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if o, ok := toObservation(rec.RawSample, bootTime()); ok && o.Relayed {
-			all = append(all, string(o.Event)+" "+o.Connection.Reason)
-		}
+		eachObservation(rec.RawSample, bootTime(), func(o flow.Observation) {
+			if o.Relayed {
+				all = append(all, string(o.Event)+" "+o.Connection.Reason)
+			}
+		})
 	}
 }
 

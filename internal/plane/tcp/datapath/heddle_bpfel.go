@@ -205,6 +205,7 @@ type heddleFlowEvent struct {
 	Accepted      uint8
 	Protocol      uint8
 	Pad           uint8
+	Opened        uint64
 }
 
 type heddleFlowEventKind uint32
@@ -216,6 +217,7 @@ const (
 	heddleFlowEventKindFLOW_EVENT_DENIED        heddleFlowEventKind = 3
 	heddleFlowEventKindFLOW_EVENT_PACKET_PASSED heddleFlowEventKind = 4
 	heddleFlowEventKindFLOW_EVENT_PACKET_DENIED heddleFlowEventKind = 5
+	heddleFlowEventKindFLOW_EVENT_WHOLE         heddleFlowEventKind = 6
 )
 
 type heddleFlowId struct {
@@ -597,6 +599,7 @@ const (
 	heddleSockTagFlagsTAG_SERVICE      heddleSockTagFlags = 8192
 	heddleSockTagFlagsTAG_RENO_FOR_BBR heddleSockTagFlags = 16384
 	heddleSockTagFlagsTAG_RDMA         heddleSockTagFlags = 32768
+	heddleSockTagFlagsTAG_UNTOLD       heddleSockTagFlags = 65536
 )
 
 type heddleSockTagOptions uint32
@@ -755,6 +758,34 @@ type heddleWay struct {
 	Pad   uint32
 }
 
+type heddleWholeFlow struct {
+	_             structs.HostLayout
+	Time          uint64
+	Cookie        uint64
+	Local         uint32
+	Remote        uint32
+	LocalPort     uint16
+	RemotePort    uint16
+	EndpointId    uint32
+	BytesSent     uint32
+	BytesReceived uint32
+	Lasted        uint32
+	Rtt           uint32
+	Retransmits   uint16
+	Error         uint8
+	Path          uint8
+	Reason        uint8
+	Flags         uint8
+	Pad           uint16
+}
+
+type heddleWholeFlowFlags uint32
+
+const (
+	heddleWholeFlowFlagsWHOLE_ACCEPTED heddleWholeFlowFlags = 1
+	heddleWholeFlowFlagsWHOLE_RDMA     heddleWholeFlowFlags = 2
+)
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
@@ -857,6 +888,7 @@ const (
 	heddleProgSockRelease          = "sock_release"
 	heddleProgSocketOwners         = "socket_owners"
 	heddleProgTcpEvents            = "tcp_events"
+	heddleProgTellOpenings         = "tell_openings"
 	heddleProgToEndpoint           = "to_endpoint"
 	heddleProgToOverlay            = "to_overlay"
 	heddleProgToWire               = "to_wire"
@@ -898,6 +930,7 @@ const (
 	heddleVarNoTuples              = "no_tuples"
 	heddleVarOrphansUntil          = "orphans_until"
 	heddleVarPacketsRedirected     = "packets_redirected"
+	heddleVarPassesUntil           = "passes_until"
 	heddleVarStacksInForce         = "stacks_in_force"
 	heddleVarTunnelByProgram       = "tunnel_by_program"
 	heddleVarTypeAdmission         = "type_admission"
@@ -919,6 +952,9 @@ const (
 	heddleVarTypeSocketRecord      = "type_socket_record"
 	heddleVarTypeStackSetting      = "type_stack_setting"
 	heddleVarTypeSynOption         = "type_syn_option"
+	heddleVarTypeWholeFlow         = "type_whole_flow"
+	heddleVarTypeWholeFlowFlags    = "type_whole_flow_flags"
+	heddleVarUntold                = "untold"
 )
 
 // loadHeddle returns the embedded CollectionSpec for heddle.
@@ -1007,6 +1043,7 @@ type heddleProgramSpecs struct {
 	SockRelease       *ebpf.ProgramSpec `ebpf:"sock_release"`
 	SocketOwners      *ebpf.ProgramSpec `ebpf:"socket_owners"`
 	TcpEvents         *ebpf.ProgramSpec `ebpf:"tcp_events"`
+	TellOpenings      *ebpf.ProgramSpec `ebpf:"tell_openings"`
 	ToEndpoint        *ebpf.ProgramSpec `ebpf:"to_endpoint"`
 	ToOverlay         *ebpf.ProgramSpec `ebpf:"to_overlay"`
 	ToWire            *ebpf.ProgramSpec `ebpf:"to_wire"`
@@ -1114,6 +1151,7 @@ type heddleVariableSpecs struct {
 	NoTuples              *ebpf.VariableSpec `ebpf:"no_tuples"`
 	OrphansUntil          *ebpf.VariableSpec `ebpf:"orphans_until"`
 	PacketsRedirected     *ebpf.VariableSpec `ebpf:"packets_redirected"`
+	PassesUntil           *ebpf.VariableSpec `ebpf:"passes_until"`
 	StacksInForce         *ebpf.VariableSpec `ebpf:"stacks_in_force"`
 	TunnelByProgram       *ebpf.VariableSpec `ebpf:"tunnel_by_program"`
 	TypeAdmission         *ebpf.VariableSpec `ebpf:"type_admission"`
@@ -1135,6 +1173,9 @@ type heddleVariableSpecs struct {
 	TypeSocketRecord      *ebpf.VariableSpec `ebpf:"type_socket_record"`
 	TypeStackSetting      *ebpf.VariableSpec `ebpf:"type_stack_setting"`
 	TypeSynOption         *ebpf.VariableSpec `ebpf:"type_syn_option"`
+	TypeWholeFlow         *ebpf.VariableSpec `ebpf:"type_whole_flow"`
+	TypeWholeFlowFlags    *ebpf.VariableSpec `ebpf:"type_whole_flow_flags"`
+	Untold                *ebpf.VariableSpec `ebpf:"untold"`
 }
 
 // heddleObjects contains all objects after they have been loaded into the kernel.
@@ -1314,6 +1355,7 @@ type heddleVariables struct {
 	NoTuples              *ebpf.Variable `ebpf:"no_tuples"`
 	OrphansUntil          *ebpf.Variable `ebpf:"orphans_until"`
 	PacketsRedirected     *ebpf.Variable `ebpf:"packets_redirected"`
+	PassesUntil           *ebpf.Variable `ebpf:"passes_until"`
 	StacksInForce         *ebpf.Variable `ebpf:"stacks_in_force"`
 	TunnelByProgram       *ebpf.Variable `ebpf:"tunnel_by_program"`
 	TypeAdmission         *ebpf.Variable `ebpf:"type_admission"`
@@ -1335,6 +1377,9 @@ type heddleVariables struct {
 	TypeSocketRecord      *ebpf.Variable `ebpf:"type_socket_record"`
 	TypeStackSetting      *ebpf.Variable `ebpf:"type_stack_setting"`
 	TypeSynOption         *ebpf.Variable `ebpf:"type_syn_option"`
+	TypeWholeFlow         *ebpf.Variable `ebpf:"type_whole_flow"`
+	TypeWholeFlowFlags    *ebpf.Variable `ebpf:"type_whole_flow_flags"`
+	Untold                *ebpf.Variable `ebpf:"untold"`
 }
 
 // heddlePrograms contains all programs after they have been loaded into the kernel.
@@ -1385,6 +1430,7 @@ type heddlePrograms struct {
 	SockRelease       *ebpf.Program `ebpf:"sock_release"`
 	SocketOwners      *ebpf.Program `ebpf:"socket_owners"`
 	TcpEvents         *ebpf.Program `ebpf:"tcp_events"`
+	TellOpenings      *ebpf.Program `ebpf:"tell_openings"`
 	ToEndpoint        *ebpf.Program `ebpf:"to_endpoint"`
 	ToOverlay         *ebpf.Program `ebpf:"to_overlay"`
 	ToWire            *ebpf.Program `ebpf:"to_wire"`
@@ -1436,6 +1482,7 @@ func (p *heddlePrograms) Close() error {
 		p.SockRelease,
 		p.SocketOwners,
 		p.TcpEvents,
+		p.TellOpenings,
 		p.ToEndpoint,
 		p.ToOverlay,
 		p.ToWire,

@@ -66,6 +66,7 @@ help:
 	@echo "make test-rdma-card  RDMA with a card, emulated, in two emulated machines (root)"
 	@echo "make test-arm64  the BPF programs on Debian's kernel for arm64, in an emulated machine (root)"
 	@echo "make test-arm64-lab  the core scenarios there, with the package for arm64 on Debian's programs for arm64 (root; half an hour)"
+	@echo "make test-arm64-package  that package installed, upgraded and removed there, without systemd (root; a quarter of an hour)"
 	@echo "make test-encrypt  nodes that encrypt what they send each other, on Debian's kernel in an emulated machine (root; 10 minutes)"
 	@echo "make test-underlay-devices  VLANs and bonds between nodes, on Debian's kernel in an emulated machine (root; 10 minutes)"
 	@echo "make test-vm  TCP of an emulated machine without a network device, by queues in shared memory (root; a minute)"
@@ -376,14 +377,18 @@ test-lsm: need-root machine
 # The BPF programs on Debian's kernel for arm64: its verifier takes them, and the datapath's tests pass there.
 ARM64 := $(OUT)/arm64
 ARM64_MACHINE = HEDDLE_KERNEL=$$(ls -d $(CURDIR)/$(ARM64)/linux-image-*.deb) HEDDLE_BUSYBOX=$$(ls -d $(CURDIR)/$(ARM64)/busybox-static_*.deb)
-.PHONY: arm64 test-arm64 test-arm64-lab
+.PHONY: arm64 arm64-root test-arm64 test-arm64-lab test-arm64-package
 test-arm64: need-root arm64
 	$(ARM64_MACHINE) $(GO) test ./test/kernels -run TestARM64 -count=1 -v -timeout 70m
 
 # The package for arm64, and in a machine of Debian's packages for arm64 the scenarios of test-kernels with its programs.
-ARM64_PACKAGES := $(LAB_PACKAGES) bash dash coreutils findutils grep sed mawk gzip tar mount kmod libc-bin hostname python3 gcc libc6-dev iputils-ping iputils-tracepath tcpdump
-test-arm64-lab: need-root arm64 deb-arm64
+ARM64_PACKAGES := $(LAB_PACKAGES) bash dash coreutils findutils grep sed mawk gzip tar mount kmod libc-bin hostname python3 gcc libc6-dev iputils-ping iputils-tracepath tcpdump dpkg diffutils perl-base init-system-helpers
+arm64-root: need-root arm64 deb-arm64
 	test/machine/debian.sh $(ARM64) arm64 $(ARM64_PACKAGES)
+test-arm64-package: arm64-root
+	$(ARM64_MACHINE) HEDDLE_ROOT=$(CURDIR)/$(ARM64)/root HEDDLE_DEB=$$(ls -t $(CURDIR)/$(OUT)/deb/heddle_*_arm64.deb | head -1) \
+		$(GO) test ./test/kernels -run TestPackageARM64 -count=1 -v -timeout 90m
+test-arm64-lab: arm64-root
 	dpkg-deb --fsys-tarfile $$(ls -t $(OUT)/deb/heddle_*_arm64.deb | head -1) | tar -x --keep-directory-symlink -C $(ARM64)/root
 	@mkdir -p $(ARM64)/root/heddle/bin && cp -r test $(ARM64)/root/heddle/
 	@cd $(ARM64)/root && cp usr/bin/heddle* usr/sbin/heddle* usr/lib/cni/heddle-cni usr/lib/heddle/*heddle* usr/lib/heddle/congestion/* heddle/bin/

@@ -140,6 +140,7 @@ var elsewhere = []string{
 	"make test-vm: TCP of a virtual machine by queues, an emulated machine, 1 minute",
 	"make test-ui: the page of heddle ui in a browser, 124 MB of packages",
 	"make test-arm64: the BPF programs on an arm64 kernel, an emulated machine, half an hour",
+	"make test-arm64-package: the package for arm64 installed, upgraded and removed, an emulated machine, a quarter of an hour",
 	"make test-arm64-lab: a lab of the package for arm64, an emulated machine, half an hour",
 	"make test-encrypt: WireGuard between nodes, an emulated machine with another kernel, 10 minutes",
 	"make test-lsm: the second lock and the verifier of another kernel, emulated machines",

@@ -88,7 +88,7 @@ var allowed = map[string][]string{
 	"internal/node": {"internal/api", "internal/dockernet", "internal/durable", "internal/endpoint", "internal/fdkeep", "internal/flow", "internal/flowlog", "internal/netcfg", "internal/otlp", "internal/patience", "internal/peerapi",
 		"internal/plane", "internal/plane/tcp", "internal/policy", "internal/stack", "internal/store", "internal/store/etcd", "internal/trap", "internal/trust", "internal/wireguard"},
 	"internal/wireguard":  {"internal/durable", "internal/patience"},
-	"internal/uninstall":  {"internal/wireguard", "internal/plane/tcp/datapath", "internal/fdkeep", "internal/netcfg", "internal/plane/tcp/procnet", "internal/plane/queues", "internal/plane/stacks/module", "internal/plane/verbs", "internal/plane/verbs/folder"},
+	"internal/uninstall":  {"internal/wireguard", "internal/plane/tcp/datapath", "internal/fdkeep", "internal/netcfg", "internal/patience", "internal/plane/tcp/procnet", "internal/plane/queues", "internal/plane/stacks/module", "internal/plane/verbs", "internal/plane/verbs/folder"},
 	"internal/version":    {},
 	"internal/systemd":    {},
 	"internal/lab":        {"internal/api", "internal/lab/fabric", "internal/netns", "internal/patience", "internal/runtime", "internal/trust"},

@@ -18,6 +18,7 @@ import (
 
 	"heddle.dev/heddle/internal/fdkeep"
 	"heddle.dev/heddle/internal/netcfg"
+	"heddle.dev/heddle/internal/patience"
 	"heddle.dev/heddle/internal/plane/queues"
 	"heddle.dev/heddle/internal/plane/stacks/module"
 	"heddle.dev/heddle/internal/plane/tcp/datapath"
@@ -41,7 +42,8 @@ type Node struct {
 	Force bool
 }
 
-// processesEnd bounds how long an fd keeper, or a program of a plane, may take to end.
+// processesEnd bounds how long an fd keeper, or a program of a plane, may take to end, and to leave
+// its control group, which it does later than its memory and descriptors.
 const processesEnd = 10 * time.Second
 
 // stateFiles is all that agents make in their state directory. Nothing else is ever removed.
@@ -181,7 +183,7 @@ func (n Node) endAll(what string, pids []int, arguments []string, removed func(s
 	for _, pid := range pids {
 		_ = unix.Kill(pid, unix.SIGTERM) // it may have ended
 	}
-	for deadline := time.Now().Add(processesEnd); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(patience.For(processesEnd)); ; time.Sleep(10 * time.Millisecond) {
 		left, err := n.processes(arguments)
 		if err != nil {
 			return err
@@ -232,7 +234,7 @@ func (n Node) removeCgroups(removed func(string)) error {
 	var errs []error
 	for _, dir := range n.Cgroups {
 		err := unix.Rmdir(dir)
-		for deadline := time.Now().Add(time.Second); errors.Is(err, unix.EBUSY) && time.Now().Before(deadline); err = unix.Rmdir(dir) {
+		for deadline := time.Now().Add(patience.For(processesEnd)); errors.Is(err, unix.EBUSY) && time.Now().Before(deadline); err = unix.Rmdir(dir) {
 			time.Sleep(10 * time.Millisecond) // what has just ended may still be counted
 		}
 		switch {

@@ -61,7 +61,7 @@ heddle status >/dev/null
 echo upgraded
 
 fails dpkg -r heddle
-grep 'not removed, and nothing was changed' /run/said
+grep 'heddle: not removed' /run/said
 is [ "$(state)" = "ri 7.0.0~other $ARCH" ] # installed; the "r" is what was asked for
 heddle endpoints delete a
 kill $pid && wait $pid || true

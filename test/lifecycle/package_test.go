@@ -310,7 +310,7 @@ func (m *machine) refusals() {
 	m.t.Helper()
 	m.fails("dpkg -i --force-unsafe-io /mnt/deb/foreign.deb", "another layout of flow_by_wire", "drain this node", "nothing was changed")
 	m.fails("heddle uninstall", "an agent serves", "systemctl stop heddled")
-	m.fails("dpkg -r heddle", "2 containers live", "heddle endpoints delete", "nothing was changed")
+	m.fails("dpkg -r heddle", "2 containers live", "heddle endpoints delete", "heddle: not removed")
 	m.sh("systemctl is-active heddle-kube")
 	if said := m.sh("heddle status && heddle-runtime exec a python3 -c 'import socket; socket.create_connection((\"10.244.0.3\", 8000))'"); !strings.Contains(said, secondVersion) {
 		m.t.Errorf("after the refusals: %s", said)

@@ -53,6 +53,7 @@ const enum sock_tag_flags *type_sock_tag_flags __attribute__((unused));
 const enum sock_tag_options *type_sock_tag_options __attribute__((unused));
 const enum admission_flags *type_admission_flags __attribute__((unused));
 const struct admission *type_admission __attribute__((unused));
+const struct tagging *type_tagging __attribute__((unused));
 const enum endpoint_flags *type_endpoint_flags __attribute__((unused));
 const enum heddle_verdict *type_heddle_verdict __attribute__((unused));
 const enum policy_flags *type_policy_flags __attribute__((unused));

@@ -66,5 +66,8 @@ const volatile __u32 config_outer_ifindex = 0;
 /* The agent's process, in the initial PID namespace, if programs at socket options may look for
  * threads (bpf_task_from_pid); 0: they may not. */
 const volatile __u32 config_agent = 0;
+/* A number of this agent's choice, by which programs know its requests to tag sockets: a process
+ * that came to have the number of an agent that has ended lacks it. */
+const volatile __u64 config_agent_key = 0;
 
 #endif

@@ -14,6 +14,7 @@
 #include "sock/portbind.h"
 #include "sock/socket_quota.h"
 #include "sock/sockopt.h"
+#include "sock/tagging.h"
 #include "sock/stack_settings.h"
 
 #define UNKNOWN_OPTION 0x7fff /* none of any kernel's */
@@ -432,6 +433,10 @@ int setsockopt(struct bpf_sockopt *ctx)
 
 	if (!ctx->sk)
 		return 1;
+	if (tag_for_agent(ctx)) {
+		ctx->optlen = -1;
+		return 1;
+	}
 	tag = bpf_sk_storage_get(&tag_by_sock, ctx->sk, 0, 0);
 	if (tag && ctx->level == SOL_HEDDLE)
 		return ask_to_count(ctx, tag);

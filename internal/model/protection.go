@@ -89,7 +89,7 @@ var Protections = []ProtectionInfo{
 	{ProtectFlowMemory, "flow_memory", "no flood of one container's makes the node forget who opened connections of others, or whom they asked"},
 	{ProtectLimits, "limits", "a container does not choose its own way past the caps of its operator"},
 	{ProtectMigrated, "migrated", "no socket of an endpoint that has migrated goes on on the node that it left"},
-	{ProtectAgentOption, "agent_option", "only the agent has sockets counted, and learns by it what a process of the node is"},
+	{ProtectAgentOption, "agent_option", "only the agent makes sockets an endpoint's and has them counted, and learns by that what a process of the node is"},
 	{ProtectCrates, "crates", "only containers that may have sockets by the batch get them, so many, by a socket that leads to no process of the node"},
 	{ProtectHooks, "hooks", "sockets keep their hooks when the agent's cgroup is removed and made anew"},
 	{ProtectChecksum, "checksum", "what the kernel has yet to do to a packet of a container changes nothing that was judged"},

@@ -18,6 +18,7 @@ func init() {
 	attacks = append(attacks,
 		attack{"hold more sockets than an endpoint may have", model.ProtectSocketQuota, "n1", holdSockets},
 		attack{"ask as the agent what a process of the node is", model.ProtectAgentOption, "n1", askAsAgent},
+		attack{"make a socket another endpoint's, as the agent does", model.ProtectAgentOption, "n1", tagAsAgent},
 	)
 }
 
@@ -126,6 +127,30 @@ func askAsAgent(t *testing.T) string {
 	default:
 		return "the agent's request was answered: " + got
 	}
+}
+
+// tagScript is Python that asks, as the agent does, for its socket to be the endpoint's with that
+// number; a program knows no key but 0.
+const tagScript = `
+def tag(endpoint):
+    s = socket.socket()
+    try:
+        s.setsockopt(0x4864, 2, struct.pack("QIIII", 0, endpoint, 0, 0, 0))
+    except OSError as e:
+        return errno.errorcode[e.errno]
+    return "ok"
+`
+
+// tagAsAgent would go by another endpoint's name. That it is not the agent's process would not keep
+// it from that: one may come to have its number when the agent has ended.
+func tagAsAgent(t *testing.T) string {
+	p := lab.StartPeer(t, "heddle", "n1/c1")
+	p.Must("import struct")
+	p.Must(tagScript)
+	if got := p.Must("tag(1)"); got != `"ENOPROTOOPT"` {
+		return "the agent's request was granted: " + got
+	}
+	return ""
 }
 
 // TestSocketQuota: an endpoint's sockets are counted exactly, however they come and go.

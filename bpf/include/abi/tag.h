@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* The tag of a node socket, and how the agent asks for a socket to be counted. */
+/* The tag of a node socket, and how the agent asks for a socket to have one, and to be counted. */
 #ifndef HEDDLE_ABI_TAG_H
 #define HEDDLE_ABI_TAG_H
 
@@ -95,6 +95,15 @@ struct admission {
 	__u32 uid;    /* as the initial user namespace numbers them */
 	__u32 gid;
 	__u32 flags; /* enum admission_flags */
+};
+
+/* The agent's request to make a new socket one of an endpoint's (sock/tagging.h). */
+struct tagging {
+	__u64 key; /* config_agent_key: what only the agent knows */
+	__u32 endpoint_id;
+	__u32 incarnation;
+	__u32 options; /* enum sock_tag_options */
+	__u32 pad;
 };
 
 #endif

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"sync"
 	"time"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -123,8 +124,9 @@ type Datapath struct {
 	set sync.Map
 	// locks runs passes over sockets.
 	locks lockwait.Process
-	// comparesCallers does not change.
+	// These do not change. agentKey goes with the agent's requests.
 	comparesCallers bool
+	agentKey        uint64
 }
 
 // Open loads the programs, takes over the maps pinned in PinDir by an earlier agent (or pins new
@@ -146,8 +148,11 @@ func Open(cfg Config) (_ *Datapath, err error) {
 		return nil, err
 	}
 	known := abiOf(spec)
-	d := &Datapath{cfg: cfg, comparesCallers: canCompareCallers() == nil}
+	d := &Datapath{cfg: cfg, comparesCallers: canCompareCallers() == nil, agentKey: newAgentKey()}
 	d.locks.Changed = cfg.StuckChanged
+	if err := spec.Variables["config_agent_key"].Set(d.agentKey); err != nil {
+		return nil, fmt.Errorf("set config_agent_key: %w", err)
+	}
 	if d.comparesCallers {
 		if err := spec.Variables["config_agent"].Set(uint32(os.Getpid())); err != nil {
 			return nil, fmt.Errorf("set config_agent: %w", err)
@@ -399,15 +404,18 @@ func (d *Datapath) AddressOf(id model.EndpointID) (netip.Addr, bool) {
 // TagSocket marks the new TCP socket fd as one of the endpoint that SetEndpoint set for id last,
 // and as one that shows that it was asked for as an MPTCP socket. Until then no hook touches it.
 func (d *Datapath) TagSocket(fd int, id model.EndpointID, mptcp bool) error {
-	tag := heddleSockTag{EndpointId: uint32(id)}
+	tag := heddleTagging{Key: d.agentKey, EndpointId: uint32(id)}
 	if v, ok := d.set.Load(id); ok {
 		tag.Incarnation = v.(heddleEndpoint).Incarnation
 	}
 	if mptcp {
 		tag.Options = uint32(heddleSockTagOptionsOPTION_MPTCP)
 	}
-	if err := d.objs.TagBySock.Put(uint32(fd), &tag); err != nil {
-		return fmt.Errorf("tag socket: %w", err)
+	// Nobody else has the socket, so the call does not wait, and needs none of Go's scheduler.
+	_, _, errno := unix.RawSyscall6(unix.SYS_SETSOCKOPT, uintptr(fd), levelHeddle, tagSocket,
+		uintptr(unsafe.Pointer(&tag)), unsafe.Sizeof(tag), 0)
+	if errno != 0 {
+		return fmt.Errorf("tag socket: %w", errno)
 	}
 	return nil
 }

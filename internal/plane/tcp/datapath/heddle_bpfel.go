@@ -697,6 +697,15 @@ type heddleSynOption struct {
 	Src            uint32
 }
 
+type heddleTagging struct {
+	_           structs.HostLayout
+	Key         uint64
+	EndpointId  uint32
+	Incarnation uint32
+	Options     uint32
+	Pad         uint32
+}
+
 type heddleTunnelScratch struct {
 	_       structs.HostLayout
 	Headers struct {
@@ -893,6 +902,7 @@ const (
 	heddleProgToOverlay            = "to_overlay"
 	heddleProgToWire               = "to_wire"
 	heddleVarConfigAgent           = "config_agent"
+	heddleVarConfigAgentKey        = "config_agent_key"
 	heddleVarConfigCongestion      = "config_congestion"
 	heddleVarConfigDivertIfindex   = "config_divert_ifindex"
 	heddleVarConfigDropMark        = "config_drop_mark"
@@ -952,6 +962,7 @@ const (
 	heddleVarTypeSocketRecord      = "type_socket_record"
 	heddleVarTypeStackSetting      = "type_stack_setting"
 	heddleVarTypeSynOption         = "type_syn_option"
+	heddleVarTypeTagging           = "type_tagging"
 	heddleVarTypeWholeFlow         = "type_whole_flow"
 	heddleVarTypeWholeFlowFlags    = "type_whole_flow_flags"
 	heddleVarUntold                = "untold"
@@ -1114,6 +1125,7 @@ type heddleMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type heddleVariableSpecs struct {
 	ConfigAgent           *ebpf.VariableSpec `ebpf:"config_agent"`
+	ConfigAgentKey        *ebpf.VariableSpec `ebpf:"config_agent_key"`
 	ConfigCongestion      *ebpf.VariableSpec `ebpf:"config_congestion"`
 	ConfigDivertIfindex   *ebpf.VariableSpec `ebpf:"config_divert_ifindex"`
 	ConfigDropMark        *ebpf.VariableSpec `ebpf:"config_drop_mark"`
@@ -1173,6 +1185,7 @@ type heddleVariableSpecs struct {
 	TypeSocketRecord      *ebpf.VariableSpec `ebpf:"type_socket_record"`
 	TypeStackSetting      *ebpf.VariableSpec `ebpf:"type_stack_setting"`
 	TypeSynOption         *ebpf.VariableSpec `ebpf:"type_syn_option"`
+	TypeTagging           *ebpf.VariableSpec `ebpf:"type_tagging"`
 	TypeWholeFlow         *ebpf.VariableSpec `ebpf:"type_whole_flow"`
 	TypeWholeFlowFlags    *ebpf.VariableSpec `ebpf:"type_whole_flow_flags"`
 	Untold                *ebpf.VariableSpec `ebpf:"untold"`
@@ -1318,6 +1331,7 @@ func (m *heddleMaps) Close() error {
 // It can be passed to loadHeddleObjects or ebpf.CollectionSpec.LoadAndAssign.
 type heddleVariables struct {
 	ConfigAgent           *ebpf.Variable `ebpf:"config_agent"`
+	ConfigAgentKey        *ebpf.Variable `ebpf:"config_agent_key"`
 	ConfigCongestion      *ebpf.Variable `ebpf:"config_congestion"`
 	ConfigDivertIfindex   *ebpf.Variable `ebpf:"config_divert_ifindex"`
 	ConfigDropMark        *ebpf.Variable `ebpf:"config_drop_mark"`
@@ -1377,6 +1391,7 @@ type heddleVariables struct {
 	TypeSocketRecord      *ebpf.Variable `ebpf:"type_socket_record"`
 	TypeStackSetting      *ebpf.Variable `ebpf:"type_stack_setting"`
 	TypeSynOption         *ebpf.Variable `ebpf:"type_syn_option"`
+	TypeTagging           *ebpf.Variable `ebpf:"type_tagging"`
 	TypeWholeFlow         *ebpf.Variable `ebpf:"type_whole_flow"`
 	TypeWholeFlowFlags    *ebpf.Variable `ebpf:"type_whole_flow_flags"`
 	Untold                *ebpf.Variable `ebpf:"untold"`

@@ -1,6 +1,8 @@
 package datapath
 
 import (
+	"crypto/rand"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"unsafe"
@@ -11,12 +13,20 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// The socket option by which the agent asks bpf/sock/socket_quota.h to count a socket. There is no
-// such level in the kernel.
+// The socket options by which the agent asks bpf/sock/socket_quota.h to count a socket, and
+// bpf/sock/tagging.h to tag one. There is no such level in the kernel.
 const (
 	levelHeddle = 0x4864
 	countSocket = 1
+	tagSocket   = 2
 )
+
+// newAgentKey gives a number that only this agent knows.
+func newAgentKey() uint64 {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return binary.NativeEndian.Uint64(b[:])
+}
 
 // CountSocket counts a tagged socket as one of its endpoint's, until it is closed for good; a
 // socket is counted once. It compares caller with the thread as it is, if ComparesCallers.
@@ -27,7 +37,7 @@ func (d *Datapath) CountSocket(fd int, caller model.Caller) error {
 	if !caller.AnyOwner {
 		asked.Flags = uint32(heddleAdmissionFlagsADMIT_OWNER)
 	}
-	_, _, errno := unix.Syscall6(unix.SYS_SETSOCKOPT, uintptr(fd), levelHeddle, countSocket,
+	_, _, errno := unix.RawSyscall6(unix.SYS_SETSOCKOPT, uintptr(fd), levelHeddle, countSocket,
 		uintptr(unsafe.Pointer(&asked)), unsafe.Sizeof(asked), 0)
 	switch errno {
 	case 0:

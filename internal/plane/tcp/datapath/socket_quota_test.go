@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/testutil"
 )
 
 // enterCgroup has this process's new sockets belong to a cgroup of version 2, until leave is
@@ -107,4 +108,43 @@ func TestCountSocket(t *testing.T) {
 			t.Errorf("%s: endpoint has %d sockets, %v; want %d", c.name, n, err, counted)
 		}
 	}
+}
+
+// TestTagSocket: a socket is tagged by who knows the agent's key, and by nobody else, not even in
+// the agent's own process.
+func TestTagSocket(t *testing.T) {
+	cfg := upgradeConfig(t)
+	cfg.EndpointSockets = 3
+	d, err := Open(cfg)
+	testutil.NoError(t, err)
+	defer d.Close()
+	e := model.Endpoint{ID: 5, Name: "e", Addrs: []netip.Addr{overlayB}}
+	testutil.NoError(t, d.SetEndpoint(e, 9, ContainerSide{}))
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	defer enterCgroup(t, cfg.Cgroup)()
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	testutil.NoError(t, err)
+	defer unix.Close(fd)
+	look := func(what string, want heddleSockTag) { // the mark is not shown of one that is tagged
+		t.Helper()
+		var tag heddleSockTag
+		if err := d.objs.TagBySock.Lookup(uint32(fd), &tag); ignoreAbsent(err) != nil || tag != want {
+			t.Errorf("%s: tag %+v, %v; want %+v", what, tag, err, want)
+		}
+	}
+	key := d.agentKey
+	d.agentKey++
+	if err := d.TagSocket(fd, e.ID, false); !errors.Is(err, unix.ENOPROTOOPT) {
+		t.Errorf("tagged with another key: %v", err)
+	}
+	look("another key", heddleSockTag{})
+	d.agentKey = key
+	set, _ := d.set.Load(e.ID)
+	want := heddleSockTag{EndpointId: uint32(e.ID), Incarnation: set.(heddleEndpoint).Incarnation}
+	testutil.NoError(t, d.TagSocket(fd, e.ID, false))
+	look("the key", want)
+	want.Options = uint32(heddleSockTagOptionsOPTION_MPTCP)
+	testutil.NoError(t, d.TagSocket(fd, e.ID, true))
+	look("asked for as MPTCP", want)
 }

@@ -49,6 +49,9 @@ def watch(device):
                 protocol, at = b[20], 54
             else:
                 continue
+            if protocol == 1 and b[at] == 3:  # unreachable: of what, is what counts
+                quoted = at + 8
+                protocol, at = b[quoted + 9], quoted + (b[quoted] & 15) * 4
             ports = struct.unpack(">HH", b[at:at + 4])
             if not (protocol == 17 and 51872 in ports or protocol == 6 and (2379 in ports or 17472 in ports)) and len(seen["other"]) < 20:
                 seen["other"].append([protocol, *ports, len(b)])

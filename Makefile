@@ -115,8 +115,9 @@ need-cargo:
 	@cd rust && $(CARGO) --version >/dev/null || { echo "needs the toolchain of rust/rust-toolchain.toml: run 'rustup toolchain install' in rust/"; exit 1; }
 
 # Units, hostile peers, two processes, routers; what heddle-stack has to do of heddle-netstack, too; attacks on a router without a protection; then loom's models, which are shared-ring compiled in another way.
-# What fails is tried once more, as Go's tests are (below, at `test`): the summary names it as a fault.
-twice = cd rust && { $(1) || { echo "FAULT: rust: needed a second try: $(strip $(2))" | tee -a $(abspath $(OUT))/rust.faults; $(1); }; }
+# What fails is tried once more, as Go's tests are (below, at `test`): the summary names it as a fault. Cargo warns of a
+# jobserver that make names and has not given it.
+twice = cd rust && unset MAKEFLAGS && { $(1) || { echo "FAULT: rust: needed a second try: $(strip $(2))" | tee -a $(abspath $(OUT))/rust.faults; $(1); }; }
 test-rust: need-cargo
 	@mkdir -p $(OUT) && rm -f $(OUT)/rust.faults
 	$(call twice,$(CARGO) test --locked --quiet,the workspace)

@@ -197,7 +197,7 @@ bench-pool: need-root build lab-packages
 # docs/benchmarks/method.md, "RDMA".
 .PHONY: bench-rdma
 bench-rdma: need-root build bench-packages
-	$(call install,perftest rdmacm-utils netpipe-tcp openmpi-bin python3-numpy python3-mpi4py)
+	$(call install,perftest rdmacm-utils netpipe-tcp openmpi-bin python3-numpy python3-mpi4py libopenblas0-pthread)
 	$(BIN)/heddle bench rdma --up --lab rdmabench --json docs/benchmarks/$(@:bench-%=%).json
 	$(BIN)/heddle bench rdma report
 	$(BIN)/heddle bench summary

@@ -169,14 +169,16 @@ func readJob(out []byte) (map[string]float64, error) {
 	var said struct {
 		Steps    int     `json:"steps"`
 		ElapsedS float64 `json:"elapsed_s"`
+		MPIS     float64 `json:"mpi_s"` // in MPI's calls, of the processes' mean
 		Bytes    float64 `json:"bytes"`
 		Good     bool    `json:"good"`
 	}
 	if err := json.Unmarshal(out, &said); err != nil {
 		return nil, fmt.Errorf("the job said %q: %w", out, err)
 	}
-	if !said.Good || said.Steps < 1 || said.ElapsedS <= 0 {
+	if !said.Good || said.Steps < 1 || said.ElapsedS <= 0 || said.MPIS <= 0 {
 		return nil, fmt.Errorf("the job's processes have not what they should have: %q", bytes.TrimSpace(out))
 	}
-	return map[string]float64{stepMs: said.ElapsedS / float64(said.Steps) * 1e3}, nil
+	perStep := 1e3 / float64(said.Steps)
+	return map[string]float64{stepMs: said.ElapsedS * perStep, mpiMs: said.MPIS * perStep}, nil
 }

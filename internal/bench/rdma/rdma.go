@@ -67,6 +67,7 @@ const (
 	programsUs = "programs_us_per_message"
 	jain       = "jain"    // index of the messages of queue pairs: 1 if all had as many
 	stepMs     = "step_ms" // of a job of MPI processes
+	mpiMs      = "mpi_ms"  // of it, in MPI's calls
 )
 
 // Row is what came out: medians over the runs, by metric.

@@ -97,7 +97,7 @@ func sample(processors int, routerMicros float64) Result {
 	for _, c := range Cases(bench.Scopes) {
 		v := map[string]bench.Spread{}
 		for metric, value := range map[string]float64{
-			bytesPerS: float64(c.Bytes) * 1e6, messagesPerS: 1e6, latencyUs: 1, machineUs: 2, routerUs: routerMicros, programsUs: 1, jain: .5, stepMs: 40,
+			bytesPerS: float64(c.Bytes) * 1e6, messagesPerS: 1e6, latencyUs: 1, machineUs: 2, routerUs: routerMicros, programsUs: 1, jain: .5, stepMs: 40, mpiMs: 30,
 		} {
 			if c.isApp() || (metric == latencyUs) == (c.latency() || c.Program == "spin") {
 				v[metric] = bench.Spread{Median: value, Min: value, Max: value}
@@ -167,7 +167,7 @@ func TestDocuments(t *testing.T) {
 	}
 	got := write()
 	for _, want := range []string{"| `ib_write_bw intra 64 KiB` | 65536 ", "| WRITE on one node, QPs: 64 | 2.05 | 8.19 | 65.5 |  |", "cannot be shown: ",
-		"| 512 | 8192 ", "| 100 Mb/s | 655 ", "| rsocket (librspreload) | 1.00 ", "| training: 8 MiB of gradients added up | 40"} {
+		"| 512 | 8192 ", "| 100 Mb/s | 655 ", "| rsocket (librspreload) | 1.00 ", "| training: 8 MiB of gradients added up | 40", "| of it in MPI's calls | 30"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("no %q in %s", want, got)
 		}
@@ -185,10 +185,11 @@ func TestJain(t *testing.T) {
 }
 
 func TestReadJob(t *testing.T) {
-	if got, err := readJob([]byte(`{"steps": 4, "elapsed_s": 1, "bytes": 8, "good": true}`)); err != nil || got[stepMs] != 250 {
+	if got, err := readJob([]byte(`{"steps": 4, "elapsed_s": 1, "mpi_s": 0.5, "bytes": 8, "good": true}`)); err != nil || got[stepMs] != 250 || got[mpiMs] != 125 {
 		t.Errorf("%v, %v", got, err)
 	}
-	for _, bad := range []string{"", `{"steps": 4, "elapsed_s": 1, "good": false}`, `{"steps": 0, "elapsed_s": 1, "good": true}`} {
+	for _, bad := range []string{"", `{"steps": 4, "elapsed_s": 1, "mpi_s": 1, "good": false}`,
+		`{"steps": 0, "elapsed_s": 1, "mpi_s": 1, "good": true}`, `{"steps": 4, "elapsed_s": 1, "good": true}`} {
 		if got, err := readJob([]byte(bad)); err == nil {
 			t.Errorf("%q gave %v", bad, got)
 		}

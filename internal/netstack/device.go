@@ -81,11 +81,13 @@ func (d *device) headers() int {
 
 // run reads packets until the device is gone.
 func (d *device) run() error {
-	buf := make([]byte, vnetSize+header.EthernetMinimumSize+packetMax+1)
+	link, room := make([]byte, d.headers()), newRoom()
+	parts := []unix.Iovec{part(link), {}}
 	return d.raw.Read(func(fd uintptr) bool {
 		for {
 			d.t.gate()
-			n, err := read(fd, buf)
+			parts[1] = part(room.AsSlice())
+			n, err := readParts(fd, parts)
 			switch err {
 			case nil:
 			case unix.EINTR:
@@ -96,28 +98,47 @@ func (d *device) run() error {
 			if n == 0 {
 				return false // of a socket whose other end is gone; nothing more comes
 			}
-			d.arrived(buf[:n])
+			if d.arrived(link, room, max(n-len(link), 0)) {
+				room = newRoom()
+			}
 		}
 	})
 }
 
-// arrived has netstack read a packet if there is nothing wrong with it.
-func (d *device) arrived(frame []byte) {
-	s, why := d.parse(frame)
+// newRoom is where the next IP packet comes to lie.
+func newRoom() *buffer.View { return buffer.NewViewSize(buffer.MaxChunkSize) }
+
+// arrived has netstack read a packet of n bytes if there is nothing wrong with it. It reports
+// whether netstack has kept the room in which it lies.
+func (d *device) arrived(link []byte, room *buffer.View, n int) (kept bool) {
+	s, why := d.parse(link, room.AsSlice()[:n])
 	if why != dropNone {
 		d.t.drops[why].Add(1)
-		return
+		return false
 	}
 	d.t.arriving(&s)
-	pkt := stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: buffer.MakeWithView(buffer.NewViewWithData(s.ip))})
+	// netstack copies the piece of memory in which headers are: they have one of their own.
+	packet := buffer.MakeWithView(buffer.NewViewWithData(s.ip[:s.headers]))
+	data := room
+	if kept = n-s.headers > buffer.MaxChunkSize/2; kept { // a copy would take as much memory
+		room.CapLength(n)
+		room.TrimFront(s.headers)
+	} else {
+		data = buffer.NewViewWithData(s.ip[s.headers:])
+	}
+	rest := buffer.MakeWithView(data)
+	packet.Merge(&rest)
+	pkt := stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: packet})
 	(*d.dispatcher.Load()).DeliverNetworkPacket(s.family, pkt)
 	pkt.DecRef()
 	d.received.Add(1)
+	return kept
 }
 
 // segment is what has to be known of a packet before netstack reads it.
 type segment struct {
 	ip            []byte
+	headers       int // bytes of it before the data
 	family        tcpip.NetworkProtocolNumber
 	local, remote netip.AddrPort
 	flags         header.TCPFlags
@@ -128,16 +149,16 @@ func (s *segment) opens() bool {
 	return s.flags&(header.TCPFlagSyn|header.TCPFlagAck|header.TCPFlagRst) == header.TCPFlagSyn
 }
 
-// parse reads a frame, or says as what it is dropped.
-func (d *device) parse(frame []byte) (s segment, why drop) {
-	if len(frame) <= d.headers() {
+// parse reads what is before an IP packet, and the packet, or says as what it is dropped.
+func (d *device) parse(link, ip []byte) (s segment, why drop) {
+	if len(ip) == 0 {
 		return s, dropMalformed
 	}
-	checked := frame[0]&(vnetNeedsCsum|vnetDataValid) != 0
-	s.ip = frame[d.headers():]
+	checked := link[0]&(vnetNeedsCsum|vnetDataValid) != 0
+	s.ip = ip
 	if d.ethernet {
-		kind := binary.BigEndian.Uint16(frame[vnetSize+12:])
-		ours := string(frame[vnetSize:vnetSize+6]) == string(d.frame[6:12])
+		kind := binary.BigEndian.Uint16(link[vnetSize+12:])
+		ours := string(link[vnetSize:vnetSize+6]) == string(d.frame[6:12])
 		if !ours || kind != uint16(header.IPv4ProtocolNumber) && kind != uint16(header.IPv6ProtocolNumber) {
 			return s, dropProtocol
 		}
@@ -155,7 +176,8 @@ func (d *device) parse(frame []byte) (s segment, why drop) {
 		case !h.IsChecksumValid():
 			return s, dropChecksum
 		}
-		s.family, payload, from, to = header.IPv4ProtocolNumber, h.Payload(), h.SourceAddress(), h.DestinationAddress()
+		s.family, s.headers = header.IPv4ProtocolNumber, int(h.HeaderLength())
+		payload, from, to = h.Payload(), h.SourceAddress(), h.DestinationAddress()
 	case header.IPv6Version:
 		h := header.IPv6(s.ip)
 		switch {
@@ -164,7 +186,8 @@ func (d *device) parse(frame []byte) (s segment, why drop) {
 		case h.NextHeader() != uint8(header.TCPProtocolNumber):
 			return s, dropProtocol
 		}
-		s.family, payload, from, to = header.IPv6ProtocolNumber, h.Payload(), h.SourceAddress(), h.DestinationAddress()
+		s.family, s.headers = header.IPv6ProtocolNumber, header.IPv6MinimumSize
+		payload, from, to = h.Payload(), h.SourceAddress(), h.DestinationAddress()
 	default:
 		return s, dropMalformed
 	}
@@ -182,6 +205,7 @@ func (d *device) parse(frame []byte) (s segment, why drop) {
 	if d.t.isMartian(s.remote.Addr(), s.local.Addr()) {
 		return s, dropMartian
 	}
+	s.headers += int(tcp.DataOffset())
 	s.flags, s.ack = tcp.Flags(), tcp.AckNumber()
 	return s, dropNone
 }

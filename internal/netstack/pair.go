@@ -17,17 +17,17 @@ type otherEnd struct {
 }
 
 func lookAt(fd int) (o otherEnd) {
-	fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
-	if _, err := unix.Poll(fds, 0); err != nil {
+	asked := unix.PollFd{Fd: int32(fd), Events: unix.POLLRDHUP}
+	if err := poll(&asked); err != nil {
 		return o // interrupted: it is looked at again with what comes next
 	}
-	got := fds[0].Revents
+	got := asked.Revents
 	return otherEnd{silent: got&(unix.POLLRDHUP|unix.POLLHUP) != 0, gone: got&unix.POLLHUP != 0, unread: got&unix.POLLERR != 0}
 }
 
 // waiting counts the bytes that wait to be read.
 func waiting(fd int) int {
-	n, err := unix.IoctlGetInt(fd, unix.TIOCINQ)
+	n, err := queued(fd)
 	if err != nil {
 		return 0
 	}
@@ -88,7 +88,7 @@ func (p *program) Read(b []byte) (int, error) {
 	}
 	p.fresh, p.want = p.fresh-data, p.want-data
 	if last && data == n && !p.guard {
-		if got, _, err := unix.Recvfrom(p.fd, b[data:data+1], unix.MSG_PEEK|unix.MSG_DONTWAIT); err == nil && got == 1 {
+		if got, err := peek(p.fd, b[data:data+1]); err == nil && got == 1 {
 			data, p.guard, p.fresh, p.want = data+1, true, 0, 0
 		}
 	}

@@ -1,14 +1,24 @@
 package netstack
 
 import (
+	"bytes"
 	"errors"
+	"math/rand/v2"
 	"net/netip"
+	"os"
+	"os/exec"
+	"runtime"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+	"gvisor.dev/gvisor/pkg/tcpip/stack"
 
 	"heddle.dev/heddle/internal/plane/stacks/protocol"
+	"heddle.dev/heddle/internal/testutil"
 )
 
 // TestBindConflicts: who may bind beside whom is as Linux has it.
@@ -167,6 +177,41 @@ func TestBucket(t *testing.T) {
 	}
 }
 
+// TestBusy: packets that never end leave others the processor, though no call of theirs is seen by
+// Go's scheduler.
+func TestBusy(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	own, agent := pairOf(t, unix.SOCK_STREAM)
+	defer unix.Close(own)
+	conn := fileOf(t, agent)
+	// It ends when all threads wait, Go's monitor as well, which naps while there is anything to do.
+	idle := exec.CommandContext(t.Context(), "sh", "-c", "while grep -q nanosleep /proc/$PPID/task/*/wchan; do :; done")
+	out, err := idle.StdoutPipe()
+	testutil.NoError(t, err)
+	raw, err := out.(*os.File).SyscallConn()
+	testutil.NoError(t, err)
+	testutil.NoError(t, idle.Start())
+	var heard atomic.Bool
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		again := false // it waits once, without a call that Go's scheduler sees
+		_ = raw.Read(func(uintptr) bool { was := again; again = true; return was })
+		_, _ = send(own, []byte{1}) // if it is lost nothing is heard
+		tn := &tenant{}
+		for begin := time.Now(); !heard.Load(); tn.gate() {
+			if time.Since(begin) > testutil.WaitTimeout/4 {
+				t.Error("the agent was not heard")
+				return
+			}
+		}
+	}()
+	_, err = conn.Read(make([]byte, 1))
+	heard.Store(true)
+	<-ended
+	testutil.NoError(t, errors.Join(err, idle.Wait()))
+}
+
 // FuzzParse: whatever bytes come as a message are a message or an error.
 func FuzzParse(f *testing.F) {
 	f.Add(protocol.Append(nil, &protocol.Tenant{Head: protocol.Head{Type: protocol.TypeTenant, Tenant: 1}, Generation: 1}), 1)
@@ -194,10 +239,62 @@ func FuzzPacket(f *testing.F) {
 	f.Fuzz(func(tt *testing.T, frame []byte) {
 		for _, ethernet := range []bool{false, true} {
 			d := &device{t: t, ethernet: ethernet}
-			s, why := d.parse(frame)
-			if why == dropNone && (t.isMartian(s.remote.Addr(), s.local.Addr()) || s.local.Port() == 0 || len(s.ip) < 40) {
+			link := min(d.headers(), len(frame))
+			s, why := d.parse(frame[:link], frame[link:])
+			if why == dropNone && (t.isMartian(s.remote.Addr(), s.local.Addr()) || s.local.Port() == 0 || s.headers < 40 || s.headers > len(s.ip)) {
 				tt.Errorf("%+v", s)
 			}
 		}
 	})
+}
+
+// keeper is netstack that keeps what it gets.
+type keeper struct{ got []*stack.PacketBuffer }
+
+func (k *keeper) DeliverNetworkPacket(_ tcpip.NetworkProtocolNumber, pkt *stack.PacketBuffer) {
+	k.got = append(k.got, pkt.IncRef())
+}
+
+func (k *keeper) DeliverLinkPacket(tcpip.NetworkProtocolNumber, *stack.PacketBuffer) {}
+
+// TestPacketsStay: what came stays as it is while more comes, whatever its size; headers lie in a
+// piece of memory of their own.
+func TestPacketsStay(t *testing.T) {
+	one, two := pairOf(t, unix.SOCK_SEQPACKET)
+	defer unix.Close(two)
+	own := netip.MustParseAddr("10.9.0.1")
+	tn := &tenant{own: [2]netip.Addr{own}}
+	d, err := newDevice(tn, &protocol.Tenant{MTU: 1500}, one)
+	testutil.NoError(t, err)
+	k := &keeper{}
+	d.Attach(k)
+	random := rand.NewChaCha8([32]byte{})
+	var sent [][]byte
+	ran := make(chan error)
+	go func() { ran <- d.run() }()
+	for _, size := range []int{0, 1, 1000, 40_000, 10, packetMax - 40, 33_000} {
+		frame := make([]byte, vnetSize+40+size)
+		_, err := random.Read(frame[vnetSize+40:])
+		testutil.NoError(t, err)
+		frame[0] = vnetDataValid
+		ip := header.IPv4(frame[vnetSize:])
+		ip.Encode(&header.IPv4Fields{
+			TotalLength: uint16(40 + size), TTL: 64, Protocol: uint8(header.TCPProtocolNumber),
+			SrcAddr: toAddress(netip.MustParseAddr("10.9.0.2")), DstAddr: toAddress(own),
+		})
+		ip.SetChecksum(^ip.CalculateChecksum())
+		header.TCP(ip.Payload()).Encode(&header.TCPFields{SrcPort: 1, DstPort: 2, Flags: header.TCPFlagAck, DataOffset: 20})
+		_, err = unix.Write(two, frame)
+		testutil.NoError(t, err)
+		sent = append(sent, ip)
+	}
+	testutil.EventuallyTrue(t, "all packets come", func() bool { return d.received.Load() == uint64(len(sent)) })
+	testutil.NoError(t, d.file.Close())
+	<-ran
+	for i, pkt := range k.got {
+		parts := pkt.AsSlices()
+		if !bytes.Equal(bytes.Join(parts, nil), sent[i]) || len(parts[0]) != 40 {
+			t.Errorf("packet %d of %d bytes is another, or its headers have %d", i, len(sent[i]), len(parts[0]))
+		}
+	}
 }

@@ -62,7 +62,7 @@ func becomeOther(user int) error {
 // calls are what Go's runtime needs after its start, and what moves bytes. No call opens, creates,
 // connects, executes or looks at another process.
 var calls = []uint32{
-	unix.SYS_READ, unix.SYS_PREAD64, unix.SYS_WRITE, unix.SYS_WRITEV, unix.SYS_RECVFROM, unix.SYS_RECVMSG, unix.SYS_SENDTO, unix.SYS_SENDMSG,
+	unix.SYS_READ, unix.SYS_READV, unix.SYS_PREAD64, unix.SYS_WRITE, unix.SYS_WRITEV, unix.SYS_RECVFROM, unix.SYS_RECVMSG, unix.SYS_SENDTO, unix.SYS_SENDMSG,
 	unix.SYS_SHUTDOWN, unix.SYS_CLOSE, unix.SYS_SOCKETPAIR, unix.SYS_GETSOCKOPT, unix.SYS_SETSOCKOPT, unix.SYS_GETSOCKNAME, unix.SYS_GETPEERNAME,
 	unix.SYS_FCNTL, unix.SYS_IOCTL, unix.SYS_FSTAT,
 	unix.SYS_EPOLL_CREATE1, unix.SYS_EPOLL_CTL, unix.SYS_EPOLL_PWAIT, unix.SYS_EVENTFD2, unix.SYS_PPOLL,

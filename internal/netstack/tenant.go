@@ -70,8 +70,9 @@ type tenant struct {
 
 	send, receive, connect, processor bucket
 	capped                            atomic.Bool // processor has a rate
-	charged                           sync.Mutex  // guards used
-	used                              uint64      // of the processor, when it was charged last
+	turns                             atomic.Uint32
+	charged                           sync.Mutex // guards used
+	used                              uint64     // of the processor, when it was charged last
 
 	mu          sync.Mutex // guards the rest, but no call of netstack's
 	message     protocol.Tenant
@@ -210,8 +211,18 @@ func (t *tenant) update(m *protocol.Tenant, options protocol.Options) {
 	t.capped.Store(m.Limits.Processor != 0)
 }
 
-// gate waits until the tenant may use the processor.
+// turnsUnseen is how many turns and packets there are from one call to the next that Go's scheduler
+// sees.
+const turnsUnseen = 256
+
+// gate comes before each turn and packet, and waits until the tenant may use the processor.
 func (t *tenant) gate() {
+	// What takes the processor from a goroutine that does not let go of it, and looks for events
+	// when there is always something else to do, is a thread that sleeps when all wait, until such
+	// a call.
+	if t.turns.Add(1)%turnsUnseen == 0 {
+		_, _ = unix.Poll(nil, 0)
+	}
 	for t.capped.Load() {
 		t.charged.Lock()
 		used := processorTime()

@@ -59,7 +59,7 @@ func (w *watcher) run() error {
 	var events [256]unix.EpollEvent
 	return w.raw.Read(func(fd uintptr) bool {
 		for {
-			n, err := unix.EpollWait(int(fd), events[:], 0)
+			n, err := epollWait(int(fd), events[:])
 			if err != nil && err != unix.EINTR {
 				return true
 			}

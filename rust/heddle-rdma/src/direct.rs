@@ -9,11 +9,13 @@ use std::time::Instant;
 
 use verbs_protocol::wire::{HEADER, Header};
 
-use crate::memory::Fault;
+use crate::link::Response;
+use crate::memory::{self, Fault, Regions, Use};
 use crate::objects::Objects;
 use crate::pieces::{Piece, rest_of};
 use crate::remote::{frame_length, returns};
 use crate::requests::gather;
+use crate::responder::read_header;
 use crate::sys;
 
 /// Frames with fewer bytes are gathered, and written many at a time.
@@ -132,6 +134,31 @@ impl Objects {
         Some(said)
     }
 
+    /// Says the next frames of READs of the peer, out of mapped memory. False if the next one has
+    /// to be said by itself.
+    pub(crate) fn answer_mapped(self: &mut Box<Self>, handle: u32, qp: u32, usage: Use) -> bool {
+        let Some(link) = self.links.get(handle) else { return false };
+        if link.card.as_ref().is_some_and(|c| c.active) {
+            return false;
+        }
+        self.from.clear();
+        let mut frames = Vec::with_capacity(FRAMES_MAX);
+        for response in &link.responses {
+            let whole = add_read(&self.regions, response, usage, &mut frames, &mut self.from);
+            if !whole {
+                break;
+            }
+        }
+        if frames.is_empty() {
+            return false;
+        }
+        let Some(said) = self.write_mapped(handle, &frames, false) else { return false };
+        for frame in frames.iter().take(said) {
+            self.has_responded(handle, qp, frame.length);
+        }
+        true
+    }
+
     /// Writes what waits to be sent, and frames whose bytes are all mapped. What there is no room
     /// for of a frame that was begun, or of any if `all` are to be said, is copied to what waits.
     /// How many frames are said then. The baton is others' meanwhile, as when it copies.
@@ -196,6 +223,37 @@ impl Objects {
         link.unsent = unsent;
         Some(said)
     }
+}
+
+/// Adds the next frames of a READ, if that is what is owed, as long as their bytes are mapped.
+/// Whether these are all that are left of it.
+fn add_read(
+    regions: &Regions,
+    response: &Response,
+    usage: Use,
+    frames: &mut Vec<Frame>,
+    from: &mut Vec<Piece>,
+) -> bool {
+    let Response::Read { number, key, address, total, mut done } = *response else { return false };
+    while frames.len() < FRAMES_MAX {
+        let (n, pieces) = (frame_length(total - done), from.len());
+        if n < DIRECT_LEAST {
+            return false;
+        }
+        let found = address.checked_add(done).ok_or(Fault);
+        let found = found.and_then(|at| memory::find(regions, key, at, n, usage, from));
+        if found.is_err() || !are_mapped(from) {
+            from.truncate(pieces);
+            return false;
+        }
+        let header = read_header(number, (done, total), n).encode();
+        frames.push(Frame { header, pieces: from.len() - pieces, length: n });
+        done += n as u64;
+        if done == total {
+            return true;
+        }
+    }
+    false
 }
 
 /// What waits, and frames with their bytes, as a system call takes them: address and length of each

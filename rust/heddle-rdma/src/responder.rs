@@ -11,7 +11,7 @@ use crate::link::{Inbound, Phase, Response, SEND_HIGH};
 use crate::memory::{self, Fault};
 use crate::objects::Objects;
 use crate::placing::may_be_placed;
-use crate::remote::{Broken, is_atomic, returns};
+use crate::remote::{Broken, frame_length, is_atomic, returns};
 use crate::requests::{Taken, Told, gather};
 
 impl Objects {
@@ -346,21 +346,18 @@ impl Objects {
         }
     }
 
-    /// Sends the next frame of a READ's bytes.
-    fn respond_read(self: &mut Box<Self>, handle: u32, response: Response) {
-        let Response::Read { number, key, address, total, done } = response else { return };
+    /// Sends the next frames of a READ's bytes.
+    fn respond_read(self: &mut Box<Self>, handle: u32, read: Response) {
+        let Response::Read { number, key, address, total, done } = read else { return };
         let Some(qp) = self.links.get(handle).map(|l| l.qp) else { return };
-        let n = usize::try_from(total - done).unwrap_or(FRAME_MAX).min(FRAME_MAX);
-        self.from.clear();
         let usage = self.remote(qp, ibv::ACCESS_REMOTE_READ);
+        if usage.is_some_and(|usage| self.answer_mapped(handle, qp, usage)) {
+            return;
+        }
+        let n = frame_length(total - done);
+        self.from.clear();
         let found = usage.zip(address.checked_add(done)).ok_or(Fault);
-        let last = done + n as u64 == total;
-        let header = Header {
-            number,
-            length: u32::try_from(n).unwrap_or(0),
-            flags: if done == 0 { FIRST } else { 0 } | if last { LAST } else { 0 },
-            ..Header::new(Kind::ReadResponse)
-        };
+        let header = read_header(number, (done, total), n);
         let loaded = found.and_then(|(usage, at)| {
             if n > 0 {
                 memory::find(&self.regions, key, at, n, usage, &mut self.from)?;
@@ -377,11 +374,30 @@ impl Objects {
             }
             return;
         }
-        if last {
+        self.has_responded(handle, qp, n);
+    }
+
+    /// A frame with so many bytes of the first READ was sent.
+    pub(crate) fn has_responded(&mut self, handle: u32, qp: u32, n: usize) {
+        let Some(link) = self.links.get_mut(handle) else { return };
+        let Some(Response::Read { total, done, .. }) = link.responses.front_mut() else { return };
+        *done += n as u64;
+        let total = *total;
+        if *done == total {
             link.responses.pop_front();
             self.account_served(qp, total, 0);
-        } else if let Some(first) = link.responses.front_mut() {
-            *first = Response::Read { number, key, address, total, done: done + n as u64 };
         }
+    }
+}
+
+/// The header of a frame with `n` bytes of a READ's `total`, from `done` on.
+pub(crate) fn read_header(number: u32, (done, total): (u64, u64), n: usize) -> Header {
+    let first = if done == 0 { FIRST } else { 0 };
+    let last = if done + n as u64 == total { LAST } else { 0 };
+    Header {
+        number,
+        length: u32::try_from(n).unwrap_or(0),
+        flags: first | last,
+        ..Header::new(Kind::ReadResponse)
     }
 }

@@ -107,6 +107,16 @@ fn regions_of_parts(routers: [&Router; 2]) {
     b.device.object(abi::VERBS_DESTROY_MEMORY, memory).unwrap();
 }
 
+/// Writes bytes to all of the memory that show where they are from.
+fn fill(memory: &SharedMemory) {
+    for (i, byte) in (0..memory.len()).zip((0_u8..=250).cycle()) {
+        // SAFETY: `i` lies in the memory, which is mapped and this test's own.
+        let place = unsafe { memory.as_ptr().byte_add(i) };
+        // SAFETY: as above.
+        unsafe { place.write_volatile(byte) };
+    }
+}
+
 /// What is sent out of mapped memory faster than the connection takes it arrives in order.
 #[test]
 fn many_messages_of_mapped_memory_arrive_whole() {
@@ -115,12 +125,7 @@ fn many_messages_of_mapped_memory_arrive_whole() {
     let (_, own, from) = a.device.shared(a.pd, 1 << 20);
     let mut to = vec![0_u8; 1 << 20];
     let key = b.device.register(b.pd, &mut to, 15).unwrap();
-    for (i, byte) in (0..1 << 20).zip((0_u8..=250).cycle()) {
-        // SAFETY: `i` lies in the memory, which is mapped and this test's own.
-        let place = unsafe { from.as_ptr().byte_add(i) };
-        // SAFETY: as above.
-        unsafe { place.write_volatile(byte) };
-    }
+    fill(&from);
     let sent = bytes_of(&from);
     for round in 0..40_usize {
         to.fill(0);
@@ -141,6 +146,49 @@ fn many_messages_of_mapped_memory_arrive_whole() {
         }
         assert_eq!(to[round * 7..], sent[round * 7..]);
     }
+}
+
+/// READs whose bytes are in mapped memory are answered several at a time, as far as there is room:
+/// large ones and small ones, one that ends with too few bytes for that, and one that is wrong.
+#[test]
+fn many_reads_of_mapped_memory_arrive_whole() {
+    let (here, there) = nodes();
+    let (mut a, mut b) = pair([&here, &there], ibv::QPT_RC, 64, |_| ());
+    let (_, key, from) = b.device.shared(b.pd, 1 << 20);
+    fill(&from);
+    let sent = bytes_of(&from);
+    let lengths = [1 << 20, 1, 0, 5000, 8192, 65_536, 8192, 4095, 65_537, 300_000];
+    let mut to = vec![0_u8; 2 << 20];
+    let own = a.device.register(a.pd, &mut to, 15).unwrap();
+    let head = |id, at: usize| abi::verbs_send {
+        remote_address: at as u64,
+        rkey: key,
+        ..request(ibv::WR_RDMA_READ, id)
+    };
+    for round in 0..20_usize {
+        to.fill(0);
+        let (mut begin, mut id) = (0, 0);
+        for length in lengths {
+            let length = length.min((1 << 20) - round * 7);
+            a.send(&sending(head(id, round * 7), &[sge(&to[begin..begin + length], own)]));
+            (begin, id) = (begin + length, id + 1);
+        }
+        for i in 0..id {
+            assert_eq!(a.sends.result(), (i, ibv::WC_SUCCESS), "{round}");
+        }
+        begin = 0;
+        for length in lengths {
+            let length = length.min((1 << 20) - round * 7);
+            assert!(to[begin..begin + length] == sent[round * 7..round * 7 + length], "{length}");
+            begin += length;
+        }
+        assert!(to[begin..].iter().all(|byte| *byte == 0));
+    }
+    let mut all = sending(head(0, 0), &[sge(&to[..100_000], own)]);
+    all.append(&mut sending(head(1, (1 << 20) - 5000), &[sge(&to[..5001], own)]));
+    a.send(&all);
+    assert_eq!(a.sends.result(), (0, ibv::WC_SUCCESS));
+    assert_eq!(a.sends.result(), (1, ibv::WC_REM_ACCESS_ERR));
 }
 
 /// Requests that are good go, together, before one with a wrong key or a wrong opcode. One that is

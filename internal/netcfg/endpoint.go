@@ -345,11 +345,10 @@ func readyHostSide(host netlink.Link, cfg EndpointConfig) error {
 	if err := setMTU(each(), host, cfg.MTU); err != nil {
 		return err
 	}
-	n, err := openSysctls()
+	n, err := nodeSysctls()
 	if err != nil {
 		return err
 	}
-	defer n.close()
 	if err := ready6(n, name, cfg.Addrs); err != nil || !hasIPv6(cfg.Addrs) {
 		return err
 	}

@@ -85,7 +85,7 @@ func canForward6() (bool, error) {
 // forwardFrom lets IPv6 packets that arrive by device be forwarded. The setting for the whole
 // machine would make it a router: the kernel discards default routes that router advertisements
 // set, and takes no more. "forwarding" of a single device forwards nothing.
-func forwardFrom(n sysctls, device string) error {
+func forwardFrom(n *sysctls, device string) error {
 	if on, err := n.get("ipv6/conf/all/forwarding"); err != nil {
 		return err
 	} else if on != "0" {
@@ -146,7 +146,7 @@ func quietIPv6(device string) error {
 	return quiet6(n, device)
 }
 
-func quiet6(n sysctls, device string) error {
+func quiet6(n *sysctls, device string) error {
 	conf := "ipv6/conf/" + device
 	err := n.set(setting{conf + "/addr_gen_mode", "1"}, setting{conf + "/accept_ra", "0"}, setting{conf + "/autoconf", "0"}, setting{conf + "/accept_dad", "0"})
 	if errors.Is(err, os.ErrNotExist) {
@@ -157,7 +157,7 @@ func quiet6(n sysctls, device string) error {
 
 // ready6 is quietIPv6 for a device that may have one of addrs: that undoes for the device, and for
 // others, what the namespace's default may say, and then it is an error if there is no IPv6.
-func ready6(n sysctls, device string, addrs []netip.Addr, others ...string) error {
+func ready6(n *sysctls, device string, addrs []netip.Addr, others ...string) error {
 	if err := quiet6(n, device); err != nil || !hasIPv6(addrs) {
 		return err
 	}

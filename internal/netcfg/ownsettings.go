@@ -4,8 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -39,14 +37,19 @@ func FollowOwnStack(path, device string, had, want map[string]string) (Kept, err
 	}
 	kept := make(Kept)
 	err = InContainer(path, func() error {
+		n, err := openSysctls()
+		if err != nil {
+			return err
+		}
+		defer n.close()
 		var errs []error
 		for _, key := range keys {
 			if isMetric(key) {
 				continue
 			}
-			now, err := sysctl(key)
+			now, err := n.get(key)
 			if to, write := next(kept, key, now, usual[key], had, want); err == nil && write {
-				err = os.WriteFile(filepath.Join("/proc/sys/net", key), []byte(to), 0)
+				err = n.set(setting{key, to})
 			}
 			if err != nil {
 				errs = append(errs, fmt.Errorf("container: %s: %w", key, err))
@@ -98,11 +101,16 @@ func usualSysctls(keys []string) (map[string]string, error) {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return fmt.Errorf("unshare: %w", err)
 		}
+		n, err := openSysctls()
+		if err != nil {
+			return err
+		}
+		defer n.close()
 		for _, key := range keys {
 			if isMetric(key) {
 				continue
 			}
-			value, err := sysctl(key)
+			value, err := n.get(key)
 			if err != nil {
 				return err
 			}

@@ -84,7 +84,11 @@ func JoinOwnStack(cfg OwnStackConfig) error {
 	if err := (&ownedRoutes{h: each()}).ensure(mirror, own, crossing); err != nil {
 		return err
 	}
-	if err := setSysctl("ipv4/conf/"+cfg.Device.Name+"/route_localnet", "1"); err != nil {
+	n, err := nodeSysctls()
+	if err != nil {
+		return err
+	}
+	if err := n.set(setting{"ipv4/conf/" + cfg.Device.Name + "/route_localnet", "1"}); err != nil {
 		return err
 	}
 	return inContainer(cfg.NetnsPath, func() error { return joinLoopback(cfg) })
@@ -117,7 +121,7 @@ var kernelPorts = model.PortRange{First: 32768, Last: 60999}
 
 // movePorts has the kernel choose ports from another range in this network namespace, unless
 // somebody has given it one of their own.
-func movePorts(n sysctls, from, to model.PortRange) error {
+func movePorts(n *sysctls, from, to model.PortRange) error {
 	value, err := n.get(portRange)
 	if err != nil {
 		return err

@@ -18,7 +18,7 @@ import (
 const File = "density.json"
 
 // nodePrefix is the dense node's: the default, a /24, has room for 253 endpoints.
-const nodePrefix = "10.244.128.0/20"
+const nodePrefix = "10.244.128.0/18"
 
 // Command is `heddle bench density`.
 func Command() session.Command {

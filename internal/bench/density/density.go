@@ -31,8 +31,9 @@ var (
 
 // The bounds of what may be asked for.
 const (
-	// MaxDensityContainers is what a machine of some 20 GB has room for, and a /20 addresses.
-	MaxDensityContainers  = 1900
+	// MaxDensityContainers is what a machine of some 20 GB has room for, and a fleet's process
+	// threads.
+	MaxDensityContainers  = 10000
 	MaxDensityConnections = 200000
 	maxDensityRate        = 100000
 	minDensityDuration    = 50 * time.Millisecond

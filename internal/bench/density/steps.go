@@ -157,15 +157,8 @@ func (r *run) grow(ctx context.Context, step *Step) error {
 	if err := part(&r.parts.endpoint, 1); err != nil {
 		return err
 	}
-	// A thread that is not intercepted in the node's namespace, and one in the container's: the
-	// same for the kernel.
 	threads := r.parts.thread
-	for _, mode := range []bench.Mode{bench.Host, bench.Overlay} {
-		if _, err := r.enter(ctx, mode, from, step.Containers); err != nil {
-			return err
-		}
-	}
-	if err := part(&r.parts.thread, 0.5); err != nil {
+	if err := r.growThreads(ctx, from, step.Containers, part); err != nil {
 		return err
 	}
 	elapsed, err := r.enter(ctx, bench.Heddle, from, step.Containers)
@@ -176,6 +169,29 @@ func (r *run) grow(ctx context.Context, step *Step) error {
 	err = part(&r.parts.intercepted, 1)
 	r.parts.intercepted -= r.parts.thread - threads
 	return err
+}
+
+// plainThreads is how many containers have a thread that is not intercepted, and one of the node,
+// beside the one that is: threads of all three for each would be more than a machine's process ids.
+const plainThreads = 2000
+
+// growThreads makes a thread that is not intercepted in the node's namespace, and one in the
+// container's, for each of the containers from..to-1, up to plainThreads: the same for the kernel.
+// Those beyond cost as much as the ones before.
+func (r *run) growThreads(ctx context.Context, from, to int, part func(*float64, float64) error) error {
+	last := max(from, min(to, plainThreads))
+	for _, mode := range []bench.Mode{bench.Host, bench.Overlay} {
+		if _, err := r.enter(ctx, mode, from, last); err != nil {
+			return err
+		}
+	}
+	if err := part(&r.parts.thread, 0.5); err != nil {
+		return err
+	}
+	if last > 0 {
+		r.parts.thread *= float64(to) / float64(last)
+	}
+	return nil
 }
 
 // makeEndpoints makes those of the containers from from on.

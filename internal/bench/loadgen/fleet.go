@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/netip"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -98,6 +99,7 @@ type fleetState struct {
 // fleet is the command.
 func fleet(_ context.Context, _ settings, streams Streams) error {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(runtime.NumCPU() + fleetRoom))
+	defer debug.SetMaxThreads(debug.SetMaxThreads(maxFleet + 2*fleetRoom)) // a member has one
 	if err := raiseFiles(); err != nil {
 		return err
 	}

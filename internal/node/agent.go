@@ -18,6 +18,7 @@ import (
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/dockernet"
 	"heddle.dev/heddle/internal/durable"
+	"heddle.dev/heddle/internal/endpointfile"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
 	"heddle.dev/heddle/internal/patience"
@@ -84,7 +85,7 @@ func Start(ctx context.Context, cfg Config) (_ *Agent, err error) {
 		return nil, errors.New("heddled must run as root: it loads BPF programs and makes network devices")
 	}
 	cfg.setDefaults()
-	a := compose(&host{cfg: cfg, log: cfg.Log, started: time.Now(), known: newRegistry(), traps: trap.New()})
+	a := compose(&host{cfg: cfg, log: cfg.Log, started: time.Now(), known: newRegistry(), files: endpointfile.In(cfg.recordDir()), traps: trap.New()})
 	a.away = newAway(a.traps.AwayChanged)
 	if a.log == nil {
 		a.log = slog.Default()

@@ -159,6 +159,10 @@ func (at *attachments) removeStaleDevices(keep map[model.EndpointID]bool) error 
 // again.
 func (at *attachments) setNetns(id model.EndpointID, inode uint64) error {
 	other, had := at.known.setNetns(id, inode)
+	if had {
+		at.saveEndpoint(other) // before its file is another's
+	}
+	at.saveEndpoint(id)
 	if !had {
 		return nil
 	}

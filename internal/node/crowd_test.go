@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"heddle.dev/heddle/internal/endpointfile"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/store"
 )
@@ -19,6 +20,14 @@ func crowd(n int) (out []model.Endpoint) {
 		out = append(out, e)
 	}
 	return out
+}
+
+// recordingHost is as much of a node as writes down its endpoints, beside sockets in dir.
+func recordingHost(dir string) *host {
+	cfg := Config{Name: "n1", Network: store.Network{ID: 3}, APISocket: filepath.Join(dir, "api.sock")}
+	h := &host{cfg: cfg, known: newRegistry(), files: endpointfile.In(dir), log: slog.New(slog.DiscardHandler)}
+	h.self.Name, h.self.Prefixes, h.network.ID = "n1", prefixes("10.244.1.0/24"), 3
+	return h
 }
 
 // BenchmarkCrowdedNode is what the agent does, beside devices and maps, for one endpoint more of
@@ -46,13 +55,17 @@ func BenchmarkCrowdedNode(b *testing.B) {
 			}
 		})
 		b.Run(fmt.Sprint("record/", n), func(b *testing.B) {
-			h := &host{cfg: Config{Name: "n1", Network: store.Network{ID: 3}, APISocket: filepath.Join(b.TempDir(), "api.sock")}, known: newRegistry(), log: slog.New(slog.DiscardHandler)}
+			h := recordingHost(b.TempDir())
 			for _, ep := range all {
 				h.known.add(ep)
+				h.known.setNetns(ep.ID, uint64(ep.ID))
 			}
+			h.saveAll()
 			for b.Loop() {
 				h.known.add(more)
-				h.saveRecord(0)
+				h.known.setNetns(more.ID, uint64(more.ID))
+				h.saveEndpoint(more.ID)
+				h.dropEndpoint(more.ID)
 				h.known.remove(more)
 			}
 		})

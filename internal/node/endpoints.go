@@ -89,7 +89,7 @@ func (es *endpoints) create(ctx context.Context, req api.EndpointRequest, join j
 		return model.Endpoint{}, err
 	}
 	es.known.add(e)
-	es.saveRecord(0)
+	es.saveEndpoint(e.ID)
 	es.log.Info("endpoint attached", "endpoint", e.Name, "id", e.ID, "addrs", e.Addrs, "intercepted", e.Planes.TCP.Intercepted)
 	return e, nil
 }
@@ -229,7 +229,7 @@ func (es *endpoints) detach(e model.Endpoint) error {
 // takeAway is detach, tell being what is said to the store. The address goes back last, when
 // nothing answers to it any more.
 func (es *endpoints) takeAway(e model.Endpoint, tell func(context.Context) error) error {
-	es.saveRecord(e.ID)
+	es.dropEndpoint(e.ID)
 	ctx, cancel := context.WithTimeout(context.Background(), storeAnswers)
 	defer cancel()
 	if err := undoSteps(es.steps(ctx, e, es.attachments.attachSteps(e, nil), nil, tell)); err != nil {
@@ -343,7 +343,7 @@ func (es *endpoints) LabelEndpoint(ctx context.Context, name string, req api.Lab
 		return e, fmt.Errorf("stack: %w", err)
 	}
 	es.known.add(e)
-	es.saveRecord(0)
+	es.saveEndpoint(e.ID)
 	return e, nil
 }
 
@@ -375,7 +375,7 @@ func (es *endpoints) SetVerbs(ctx context.Context, name string, v model.VerbsEnd
 		return old, errors.Join(storeError(err), es.attachments.attach(old))
 	}
 	es.known.add(e)
-	es.saveRecord(0)
+	es.saveEndpoint(e.ID)
 	es.log.Info("verbs set", "endpoint", e.Name, "wanted", v.Wanted, "spin_us", v.SpinMicros, "outside", v.Outside)
 	return e, nil
 }
@@ -395,7 +395,7 @@ func (es *endpoints) noteGroups(ctx context.Context, id model.EndpointID, groups
 		return storeError(err)
 	}
 	es.known.add(e)
-	es.saveRecord(0)
+	es.saveEndpoint(e.ID)
 	return nil
 }
 

@@ -2,7 +2,6 @@ package node
 
 import (
 	"net/netip"
-	"slices"
 
 	"heddle.dev/heddle/internal/flow"
 	"heddle.dev/heddle/internal/model"
@@ -11,30 +10,35 @@ import (
 // directory finds endpoints and nodes by address. It follows states of the store, and touches only
 // what has changed. The zero directory knows nobody.
 type directory struct {
+	self      string // set before the first state: the node whose endpoints are judged by ownAt
 	endpoints model.Endpoints
 	nodes     []model.Node
 	byAddr    map[netip.Addr]*model.Endpoint // into the groups, which nobody writes to
+	ownAt     map[netip.Addr]*model.Endpoint // the same of the node itself
 	nodeAt    map[netip.Addr]string
 }
 
 // follow brings the directory to a state.
 func (d *directory) follow(endpoints model.Endpoints, nodes []model.Node, prefix6 netip.Prefix) {
 	if d.byAddr == nil {
-		d.byAddr, d.nodeAt = make(map[netip.Addr]*model.Endpoint), make(map[netip.Addr]string)
+		d.byAddr, d.ownAt, d.nodeAt = make(map[netip.Addr]*model.Endpoint), make(map[netip.Addr]*model.Endpoint), make(map[netip.Addr]string)
 	}
 	groups := endpoints.ChangedSince(d.endpoints)
 	// All that goes before all that comes: an endpoint may have moved.
 	for _, g := range groups {
-		for i := range g.Before {
-			for _, a := range g.Before[i].Addrs {
+		for e := range g.Before.All() {
+			for _, a := range e.Addrs {
 				delete(d.byAddr, a)
+				if g.Node == d.self {
+					delete(d.ownAt, a)
+				}
 			}
 		}
 	}
 	for _, g := range groups {
-		for i := range g.After {
-			for _, a := range g.After[i].Addrs {
-				d.byAddr[a] = &g.After[i]
+		for _, part := range g.After {
+			for i := range part {
+				d.add(&part[i])
 			}
 		}
 	}
@@ -78,14 +82,24 @@ func (d *directory) peer(at netip.AddrPort) flow.Peer {
 	return p
 }
 
+// add enters an endpoint.
+func (d *directory) add(e *model.Endpoint) {
+	for _, a := range e.Addrs {
+		d.byAddr[a] = e
+		if e.Node == d.self {
+			d.ownAt[a] = e
+		}
+	}
+}
+
 // judged gives the endpoint that policy judges an address as: of several the own node's is it.
-func (d *directory) judged(self string, a netip.Addr) (model.Endpoint, bool) {
-	own := d.endpoints.Of(self)
-	if i := slices.IndexFunc(own, func(e model.Endpoint) bool { return slices.Contains(e.Addrs, a) }); i >= 0 {
-		return own[i], true
+func (d *directory) judged(a netip.Addr) (model.Endpoint, bool) {
+	e := d.ownAt[a]
+	if e == nil {
+		e = d.byAddr[a]
 	}
-	if e := d.byAddr[a]; e != nil {
-		return *e, true
+	if e == nil {
+		return model.Endpoint{}, false
 	}
-	return model.Endpoint{}, false
+	return *e, true
 }

@@ -70,10 +70,9 @@ func (j *judge) ask(state *policy.State, f *flow.Flow, urgent bool) (ruleFound, 
 	if !f.From.Addr.IsValid() || !f.To.Addr.IsValid() || !j.spend(time.Now(), urgent) {
 		return ruleFound{}, false
 	}
+	j.by.self = state.Self
 	j.by.follow(state.Endpoints, nil, netip.Prefix{})
-	x := policy.ExplainBy(state, policy.Probe{From: key.from, To: key.to, Protocol: key.protocol, Port: key.port}, func(a netip.Addr) (model.Endpoint, bool) {
-		return j.by.judged(state.Self, a)
-	})
+	x := policy.ExplainBy(state, policy.Probe{From: key.from, To: key.to, Protocol: key.protocol, Port: key.port}, j.by.judged)
 	found := ruleFound{verdict: x.Verdict}
 	side := x.Egress
 	if x.Ingress.Verdict > x.Egress.Verdict || x.Egress.Policy == "" {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/endpointfile"
 	"heddle.dev/heddle/internal/flow"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
@@ -44,6 +45,7 @@ type host struct {
 	stacker  *stacker
 	away     *away
 	known    *registry
+	files    *endpointfile.Files // of the record; whoever uses it holds endpoints.change
 	// encryption is shared by what follows the network, and what keeps the keys.
 	encryption encryption
 	view       view

@@ -46,7 +46,7 @@ func (li *limiter) SetLimits(ctx context.Context, name string, limits model.Limi
 		return model.Endpoint{}, errors.Join(storeError(err), li.endpoints.applyLimits(old))
 	}
 	li.known.add(e)
-	li.saveRecord(0)
+	li.saveEndpoint(e.ID)
 	li.log.Info("limits set", "endpoint", e.Name, "limits", limits)
 	return e, nil
 }

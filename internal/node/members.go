@@ -144,7 +144,7 @@ func (ms *membership) Nodes(context.Context) ([]api.Node, error) {
 	state, _ := ms.view.last()
 	out := make([]api.Node, len(state.Nodes))
 	for i, n := range state.Nodes {
-		out[i] = api.Node{Node: n, Presence: api.Presence{State: api.NodeLive, Endpoints: len(state.Endpoints.Of(n.Name))}}
+		out[i] = api.Node{Node: n, Presence: api.Presence{State: api.NodeLive, Endpoints: state.Endpoints.Groups(n.Name).Len()}}
 		if h, held := state.NameLeases[n.Name]; held {
 			out[i].Since = h.Since
 			continue

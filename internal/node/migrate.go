@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -54,10 +55,10 @@ func (mg *migration) Migrate(ctx context.Context, name string, req api.MigrateRe
 	step(api.StepCut, func() error { return mg.cutLeaving(e) })
 	step(api.StepStore, func() error {
 		// Out of the record first: an endpoint that it has and the store has not would come back.
-		mg.saveRecord(e.ID)
+		mg.dropEndpoint(e.ID)
 		out.Move.Move, err = mg.giveUp(ctx, e, req.To)
 		if err != nil {
-			mg.saveRecord(0) // if the store did it all the same, letGo will find out
+			mg.saveEndpoint(e.ID) // if the store did it all the same, letGo will find out
 		}
 		return err
 	})
@@ -97,7 +98,7 @@ func (mg *migration) mayMigrate(e model.Endpoint, to string) error {
 	if !knowsNode(state, to) {
 		return unknownNode(to, state.Nodes)
 	}
-	if slices.ContainsFunc(state.Endpoints.Of(to), func(x model.Endpoint) bool { return x.Name == e.Name }) {
+	if state.Endpoints.Groups(to).Have(func(x *model.Endpoint) bool { return x.Name == e.Name }) {
 		return conflict("name", fmt.Sprintf("node %s has an endpoint %s already", to, e.Name), "delete that one first, or choose another node")
 	}
 	pids, err := netcfg.Processes(e.NetnsPath)
@@ -168,7 +169,7 @@ func (mg *migration) redirect(ctx context.Context, name, to string) (out api.Mig
 
 // moveOf says whether a move waits, as the last state has it.
 func moveOf(m model.Move, state store.State) api.Move {
-	taken := slices.ContainsFunc(state.Endpoints.Of(m.Node), func(e model.Endpoint) bool { return e.Addr4() == m.Addr })
+	taken := state.Endpoints.Groups(m.Node).Have(func(e *model.Endpoint) bool { return e.Addr4() == m.Addr })
 	return api.Move{Move: m, Waiting: !taken}
 }
 
@@ -221,11 +222,13 @@ func (mg *migration) movedAway(moves []model.Move) (out []model.Endpoint) {
 	for _, m := range moves {
 		to[m.Addr] = m.Node
 	}
-	for _, e := range mg.known.all() {
-		if node := to[e.Addr4()]; e.Adopted == nil && node != "" && node != mg.self.Name {
+	for addr, node := range to {
+		id, here := mg.known.withAddr(addr)
+		if e, ok := mg.known.withID(id); here && ok && e.Adopted == nil && node != mg.self.Name {
 			out = append(out, e)
 		}
 	}
+	slices.SortFunc(out, func(a, b model.Endpoint) int { return cmp.Compare(a.ID, b.ID) })
 	return out
 }
 

@@ -27,14 +27,14 @@ type enforcer struct {
 	prefix6 netip.Prefix
 
 	// change serialises changes of the tables; what stands before mu is guarded by it.
-	change   sync.Mutex
-	compiler *policy.Compiler
-	own      map[model.EndpointID]model.Endpoint
-	ownGroup []model.Endpoint // of the last state compiled
-	seen     store.State      // the last one
-	local    []netip.Addr
-	judged   *policy.State // the last one compiled; what of it has not changed is in the next one
-	judgedBy store.State   // that it was made of
+	change    sync.Mutex
+	compiler  *policy.Compiler
+	own       map[model.EndpointID]model.Endpoint
+	ownGroups model.Endpoints // own, as it was in the last state compiled
+	seen      store.State     // the last one
+	local     []netip.Addr
+	judged    *policy.State // the last one compiled; what of it has not changed is in the next one
+	judgedBy  store.State   // that it was made of
 	// judgedNodes are the nodes of judged, by name.
 	judgedNodes map[string]policy.Node
 	ownChanged  map[model.EndpointID]bool // of own, since
@@ -60,7 +60,7 @@ type enforcer struct {
 func newEnforcer(planes plane.Policy, self string, pool []netip.Prefix, prefix6 netip.Prefix, log *slog.Logger) *enforcer {
 	return &enforcer{planes: planes, log: log, self: self, pool: pool, prefix6: prefix6,
 		compiler: policy.NewCompiler(self), own: make(map[model.EndpointID]model.Endpoint), ownChanged: make(map[model.EndpointID]bool), judgedNodes: make(map[string]policy.Node), recut: make(chan struct{}, 1),
-		reported: make(chan struct{})}
+		reported: make(chan struct{}), plain: plainCut{closed: make(chan struct{})}}
 }
 
 // follow brings the tables to a state of the store and the addresses that are local to this node.
@@ -77,7 +77,7 @@ func (e *enforcer) follow(state store.State, local []netip.Prefix) error {
 	if !slices.Equal(addrs, e.local) {
 		e.local, e.localNew = addrs, true
 	}
-	return e.enforce()
+	return e.enforce(false)
 }
 
 // set brings the tables to an endpoint of this node that is new or has changed. When it returns
@@ -86,8 +86,9 @@ func (e *enforcer) set(ep model.Endpoint) error {
 	e.change.Lock()
 	defer e.change.Unlock()
 	before, had := e.own[ep.ID]
+	comes := !had && !e.hasAddrs(ep)
 	e.own[ep.ID], e.ownChanged[ep.ID] = ep, true
-	err := e.enforce()
+	err := e.enforce(comes)
 	if err == nil {
 		return nil
 	}
@@ -97,6 +98,13 @@ func (e *enforcer) set(ep model.Endpoint) error {
 		delete(e.own, ep.ID)
 	}
 	return err
+}
+
+// hasAddrs reports whether the tables say something of an endpoint's addresses. The caller holds
+// change.
+func (e *enforcer) hasAddrs(ep model.Endpoint) bool {
+	byAddr := e.compiler.Tables().ByAddr
+	return slices.ContainsFunc(ep.Addrs, func(a netip.Addr) bool { _, has := byAddr[a]; return has })
 }
 
 // know notes an endpoint of this node, which the next change of the tables will hold.
@@ -116,14 +124,15 @@ func (e *enforcer) remove(id model.EndpointID) error {
 	}
 	delete(e.own, id)
 	e.ownChanged[id] = true
-	return e.enforce()
+	return e.enforce(false)
 }
 
 // enforce compiles, applies what has changed, and ends the connections that are forbidden now. An
 // error means that the tables are not in force. Connections that could not be ended are none: new
 // ones are decided right, and one that the kernel cannot end must not keep containers from
-// starting. The caller holds change.
-func (e *enforcer) enforce() (err error) {
+// starting. comes says that all that is new is an endpoint of this node that has no network yet, at
+// addresses of nobody's: no connection has become forbidden by it. The caller holds change.
+func (e *enforcer) enforce(comes bool) (err error) {
 	began := time.Now()
 	state := e.nextSnapshot()
 	e.applying.Store(state)
@@ -138,7 +147,7 @@ func (e *enforcer) enforce() (err error) {
 		if err := e.planes.ApplyPolicy(change); err != nil {
 			return err
 		}
-		e.inForce, e.cutAgain = true, true
+		e.inForce, e.cutAgain = true, e.cutAgain || !comes || change.Reset
 	}
 	if !e.cutAgain {
 		return nil
@@ -186,7 +195,7 @@ func (e *enforcer) nextSnapshot() *policy.State {
 		s.Endpoints = e.endpoints()
 	}
 	e.judged, e.judgedBy, e.localNew = s, e.seen, false
-	clear(e.ownChanged)
+	e.ownChanged = make(map[model.EndpointID]bool) // an emptied one is as long to go through as when it was fullest
 	return s
 }
 
@@ -240,9 +249,9 @@ func (e *enforcer) endpoints() model.Endpoints {
 				now[id] = nil
 			}
 		}
-		e.ownGroup = model.Patched(e.ownGroup, now)
+		e.ownGroups = e.ownGroups.Patched(now)
 	}
-	return e.seen.Endpoints.With(map[string][]model.Endpoint{e.self: e.ownGroup})
+	return e.seen.Endpoints.WithGroups(map[string]model.Endpoints{e.self: e.ownGroups})
 }
 
 // report notes the outcome for Status and Explain.

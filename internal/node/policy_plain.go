@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"sync"
+	"time"
 )
 
 // plainCut ends forbidden connections of processes that are not intercepted, container by
@@ -11,60 +12,74 @@ import (
 // many containers.
 type plainCut struct {
 	rounds sync.WaitGroup // the goroutine that does rounds
+	closed chan struct{}
 
-	mu     sync.Mutex // guards the rest
-	next   []string   // namespaces of a round that is asked for; nil: none
-	going  bool
-	closed bool
+	mu    sync.Mutex // guards the rest
+	asked bool       // for a round
+	going bool
 }
 
-// close ends rounds, and waits until none uses the planes any more.
+// plainRest is how many times as long as a round took the next one waits: changes may follow one
+// another for long, and each of them is about few of a node's containers, of which there may be
+// ten thousand.
+const plainRest = 9
+
+// close ends rounds, and waits until none uses the planes any more. It is called once.
 func (e *enforcer) close() {
 	e.plain.mu.Lock()
-	e.plain.next, e.plain.closed = nil, true
+	close(e.plain.closed)
 	e.plain.mu.Unlock()
 	e.plain.rounds.Wait()
 }
 
 // cutPlain asks for a round through this node's containers. It does not wait; a round that runs is
-// followed by another. The caller holds change.
+// followed by another.
 func (e *enforcer) cutPlain() {
-	paths := make([]string, 0, len(e.own))
-	for _, ep := range e.own {
-		if ep.NetnsPath != "" {
-			paths = append(paths, ep.NetnsPath)
-		}
-	}
 	e.plain.mu.Lock()
 	defer e.plain.mu.Unlock()
-	if e.plain.closed {
+	if e.plain.ended() {
 		return
 	}
-	e.plain.next = paths
-	if !e.plain.going && len(paths) > 0 {
+	e.plain.asked = true
+	if !e.plain.going {
 		e.plain.going = true
 		e.plain.rounds.Go(e.cutPlainRounds)
 	}
 }
 
 func (p *plainCut) ended() bool {
+	select {
+	case <-p.closed:
+		return true
+	default:
+		return false
+	}
+}
+
+// begins reports whether a round is asked for, and ends the rounds if none is.
+func (p *plainCut) begins() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.closed
+	p.going, p.asked = p.asked, false
+	return p.going
+}
+
+// containers gives the namespaces of this node's endpoints.
+func (e *enforcer) containers() (paths []string) {
+	e.change.Lock()
+	defer e.change.Unlock()
+	for _, ep := range e.own {
+		if ep.NetnsPath != "" {
+			paths = append(paths, ep.NetnsPath)
+		}
+	}
+	return paths
 }
 
 func (e *enforcer) cutPlainRounds() {
-	for {
-		e.plain.mu.Lock()
-		paths := e.plain.next
-		e.plain.next = nil
-		e.plain.going = paths != nil
-		e.plain.mu.Unlock()
-		if paths == nil {
-			return
-		}
-		total := 0
-		for _, path := range paths {
+	for e.plain.begins() {
+		began, total := time.Now(), 0
+		for _, path := range e.containers() {
 			if e.plain.ended() {
 				return
 			}
@@ -75,6 +90,11 @@ func (e *enforcer) cutPlainRounds() {
 			}
 		}
 		e.noteCut(total)
+		select {
+		case <-time.After(plainRest * time.Since(began)):
+		case <-e.plain.closed:
+			return
+		}
 	}
 }
 

@@ -8,7 +8,10 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/policy"
@@ -20,6 +23,8 @@ type fakeVerdicts struct {
 	changes         []model.PolicyChange
 	cuts            int
 	failApply, fail int
+	inContainers    atomic.Int64  // calls of CutForbiddenIn
+	takes           time.Duration // each of them
 }
 
 func (f *fakeVerdicts) ApplyPolicy(c model.PolicyChange) error {
@@ -40,7 +45,11 @@ func (f *fakeVerdicts) CutForbidden() (int, error) {
 	return 1, nil
 }
 
-func (f *fakeVerdicts) CutForbiddenIn(string) (int, error) { return 0, nil }
+func (f *fakeVerdicts) CutForbiddenIn(string) (int, error) {
+	f.inContainers.Add(1)
+	time.Sleep(f.takes) // of synctest's time
+	return 0, nil
+}
 
 func testEnforcer(f *fakeVerdicts) (*enforcer, store.State) {
 	prefix6 := netip.MustParsePrefix("fd48:6464:1::/96")
@@ -49,6 +58,63 @@ func testEnforcer(f *fakeVerdicts) (*enforcer, store.State) {
 		Nodes: []model.Node{{Name: "n1", Underlay: netip.MustParseAddr("172.31.0.1"), Prefixes: prefixes("10.244.1.0/24")}},
 		Policies: []*policy.Policy{{Name: "p", Subject: policy.Subject{Selector: policy.Selector{Requirements: policy.Requirements{Labels: map[string]string{"a": "b"}}}},
 			Ingress: &policy.Direction{Default: policy.DefaultDeny}}}}
+}
+
+// TestNewEndpointCutsNothing: nobody is asked for the connections of an endpoint that has no network
+// yet; its labels may forbid some later, and one that has moved here brings peers.
+func TestNewEndpointCutsNothing(t *testing.T) {
+	f := &fakeVerdicts{}
+	e, state := testEnforcer(f)
+	defer e.close()
+	state.Nodes = append(state.Nodes, model.Node{Name: "n2", Underlay: netip.MustParseAddr("172.31.0.2"), Prefixes: prefixes("10.244.2.0/24")})
+	labels := func(ep model.Endpoint) model.Endpoint {
+		ep.Labels = map[string]string{"a": "b"}
+		return ep
+	}
+	elsewhere := labels(endpointOf(1, "moves", "10.244.2.9"))
+	elsewhere.Node = "n2"
+	state.Endpoints = model.EndpointsOf(elsewhere)
+	if err := e.follow(state, nil); err != nil {
+		t.Fatal(err)
+	}
+	set := func(what string, ep model.Endpoint, more int) {
+		t.Helper()
+		changes, cuts := len(f.changes), f.cuts
+		if err := e.set(ep); err != nil {
+			t.Fatal(err)
+		}
+		if len(f.changes) != changes+1 || f.cuts != cuts+more {
+			t.Errorf("%s: %d changes, %d cuts; want one and %d", what, len(f.changes)-changes, f.cuts-cuts, more)
+		}
+	}
+	c1 := endpointOf(1, "c1", "10.244.1.2")
+	set("new", labels(c1), 0)
+	set("other labels", c1, 1)
+	moved := endpointOf(2, "moves", "10.244.2.9")
+	set("one that was elsewhere, with other labels", moved, 1)
+}
+
+// TestRoundsLeaveTime: however often something changes, going through a node's containers takes a
+// tenth of the time.
+func TestRoundsLeaveTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeVerdicts{takes: time.Millisecond}
+		e, state := testEnforcer(f)
+		for _, ep := range crowd(1000) {
+			e.know(ep)
+		}
+		if err := e.follow(state, nil); err != nil {
+			t.Fatal(err)
+		}
+		for range 1000 { // a change every 100 ms
+			e.cutPlain()
+			time.Sleep(100 * time.Millisecond)
+		}
+		e.close()
+		if calls := f.inContainers.Load(); calls < 9*1000 || calls > 11*1000 {
+			t.Errorf("%d containers were looked through in 100 s, want some 10,000", calls)
+		}
+	})
 }
 
 // TestEnforcerAfterFailures: tables that may not be in force are sent whole, and a cut that failed

@@ -43,7 +43,7 @@ func (es *endpoints) SetPorts(ctx context.Context, name string, requests []model
 		return old, errors.Join(storeError(err), es.publish(old))
 	}
 	es.known.add(e)
-	es.saveRecord(0)
+	es.saveEndpoint(e.ID)
 	es.log.Info("ports published", "endpoint", e.Name, "ports", e.Ports)
 	return e, nil
 }

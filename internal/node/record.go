@@ -1,7 +1,6 @@
 package node
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -12,13 +11,15 @@ import (
 	"path/filepath"
 	"slices"
 
+	"heddle.dev/heddle/internal/endpointfile"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/store"
 )
 
 // record is what an agent writes down of its node beside its sockets, where it lives as long as the
 // machine runs, as containers do. The store has the same; the record is for the day the store has
-// lost it.
+// lost it, and for heddle-runtime. Each endpoint has a file of its own (endpointfile): a change
+// costs what it is.
 type record struct {
 	// Schema is the revision of the store's schema that a reader must know; 0: the first, which
 	// every build reads.
@@ -26,13 +27,15 @@ type record struct {
 	Node     string          `json:"node"`
 	Network  model.NetworkID `json:"network"`
 	Prefixes []netip.Prefix  `json:"prefixes"`
-	// Endpoints are written one by one (write).
+	// Endpoints are in this file where an earlier build has written it.
 	Endpoints []model.Endpoint `json:"endpoints,omitempty"`
 	// Moves are those of the endpoints that came from other nodes.
 	Moves []model.Move `json:"moves,omitempty"`
 }
 
-func (c Config) recordPath() string { return filepath.Join(filepath.Dir(c.APISocket), "node.json") }
+func (c Config) recordPath() string { return filepath.Join(c.recordDir(), endpointfile.Node) }
+
+func (c Config) recordDir() string { return filepath.Dir(c.APISocket) }
 
 // readRecord reads what an earlier agent of this node wrote down: an empty record if there is none,
 // or if it is another node's or network's.
@@ -54,64 +57,66 @@ func readRecord(cfg Config) (record, error) {
 	if r.Node != cfg.Name || r.Network != cfg.Network.ID {
 		return record{}, nil
 	}
+	files, err := endpointfile.All(cfg.recordDir())
+	if err != nil {
+		return record{}, fmt.Errorf("record of endpoints: %w", err)
+	}
+	for _, e := range files { // an earlier build's file has none beside it
+		if e.Node == r.Node {
+			r.Endpoints = append(r.Endpoints, e)
+		}
+	}
 	return r, nil
 }
 
-// write replaces the record at path in one step, with endpoints as encoded, and without r's. It
-// does not wait for a disk: the record has to outlive the agent, not the machine and its
-// containers.
-func (r record) write(path string, endpoints [][]byte) error {
-	r.Endpoints = nil
-	raw, err := json.Marshal(r)
-	if err != nil {
-		return fmt.Errorf("write record of endpoints: %w", err)
-	}
-	next := path + ".new"
-	if err := writeParts(next, append(raw[:len(raw)-1], `,"endpoints":[`...), endpoints, "]}\n"); err != nil {
-		return fmt.Errorf("write record of endpoints: %w", err)
-	}
-	if err := os.Rename(next, path); err != nil {
-		return fmt.Errorf("write record of endpoints: %w", err)
-	}
-	return nil
-}
-
-// recordBuffer is how much of a record is written at once, in bytes.
-const recordBuffer = 1 << 15
-
-// writeParts makes the file at path of a list, what is before and what is behind it, without one
-// copy of all of it.
-func writeParts(path string, before []byte, list [][]byte, behind string) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	w := bufio.NewWriterSize(f, recordBuffer)
-	_, _ = w.Write(before) // Flush says if one failed
-	for i, part := range list {
-		if i > 0 {
-			_ = w.WriteByte(',')
-		}
-		_, _ = w.Write(part)
-	}
-	_, _ = w.WriteString(behind)
-	return errors.Join(w.Flush(), f.Close())
-}
-
-// saveRecord writes down the endpoints there are, but for except, which is being deleted. That the
-// store has an endpoint the record lacks does no harm; the other way round the endpoint would come
-// back.
-func (h *host) saveRecord(except model.EndpointID) {
+// saveNode writes down what is not of one endpoint. It does not wait for a disk: the record has to
+// outlive the agent, not the machine and its containers.
+func (h *host) saveNode() {
 	r := record{Node: h.self.Name, Network: h.network.ID, Prefixes: h.self.Prefixes}
 	for _, m := range h.known.moves() {
-		if id, here := h.known.withAddr(m.Addr); here && id != except {
+		if h.known.holds(m.Addr) {
 			r.Moves = append(r.Moves, m)
 		}
 	}
-	endpoints, err := h.known.encodings(except)
+	raw, err := json.Marshal(r)
 	if err == nil {
-		err = r.write(h.cfg.recordPath(), endpoints)
+		err = endpointfile.Write(h.cfg.recordPath(), append(raw, '\n'))
 	}
+	h.unsaved(err)
+}
+
+// saveEndpoint writes down an endpoint as it is known now. That the store has one that the record
+// lacks does no harm; the other way round the endpoint would come back.
+func (h *host) saveEndpoint(id model.EndpointID) {
+	e, ok := h.known.withID(id)
+	if !ok {
+		return // it is being made: it is written down when it is done
+	}
+	inode, _ := h.known.netnsOf(id)
+	raw, err := json.Marshal(e)
+	if err == nil {
+		err = h.files.Put(id, inode, raw)
+	}
+	h.unsaved(err)
+	if _, moved := h.known.moveOf(e.Addr4()); moved {
+		h.saveNode()
+	}
+}
+
+// dropEndpoint takes an endpoint out of the record. Its move, if it came by one, stays until the
+// next time that moves are written down: it is of no use alone.
+func (h *host) dropEndpoint(id model.EndpointID) { h.unsaved(h.files.Delete(id)) }
+
+// saveAll writes down all that is known, and nothing else.
+func (h *host) saveAll() {
+	h.saveNode()
+	for _, e := range h.known.all() {
+		h.saveEndpoint(e.ID)
+	}
+	h.unsaved(h.files.Keep())
+}
+
+func (h *host) unsaved(err error) {
 	if err != nil {
 		h.log.Error("endpoints will be lost if the store is", "err", err)
 	}
@@ -120,9 +125,12 @@ func (h *host) saveRecord(except model.EndpointID) {
 // lost gives the endpoints of the record that a state of the store does not have and that could
 // live beside those it has.
 func (r record) lost(state store.State) (lost []model.Endpoint) {
+	ids, names := make(map[model.EndpointID]bool), make(map[string]bool)
+	for e := range state.Endpoints.Groups(r.Node).All() {
+		ids[e.ID], names[e.Name] = true, true
+	}
 	for _, e := range r.Endpoints {
-		known := slices.ContainsFunc(state.Endpoints.Of(r.Node), func(k model.Endpoint) bool { return k.ID == e.ID || k.Name == e.Name })
-		if e.Node == r.Node && !known {
+		if e.Node == r.Node && !ids[e.ID] && !names[e.Name] {
 			lost = append(lost, e)
 		}
 	}

@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -74,19 +75,14 @@ func TestRecordIsWhatWasWritten(t *testing.T) {
 		t.Errorf("no record: %+v, %v", r, err)
 	}
 	want := record{Node: "n1", Network: 3, Prefixes: prefixes("10.244.1.0/24"), Endpoints: []model.Endpoint{endpointOf(7, "c1", "10.244.1.2")}}
-	known := newRegistry()
-	known.add(endpointOf(9, "c2", "10.244.1.3"))
-	known.add(endpointOf(7, "other", "10.244.1.2"))
-	for range 2 { // from what was encoded before, too, but not of what has changed since
-		encoded, err := known.encodings(9)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := want.write(cfg.recordPath(), encoded); err != nil {
-			t.Fatal(err)
-		}
-		known.add(want.Endpoints[0])
-	}
+	h := recordingHost(cfg.recordDir())
+	h.known.add(endpointOf(9, "c2", "10.244.1.3"))
+	h.known.add(endpointOf(7, "other", "10.244.1.2"))
+	h.known.setNetns(7, 77)
+	h.saveAll()
+	h.dropEndpoint(9)
+	h.known.add(want.Endpoints[0])
+	h.saveEndpoint(7)
 	if got, err := readRecord(cfg); err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, %v; want %+v", got, err, want)
 	}
@@ -100,6 +96,7 @@ func TestRecordIsWhatWasWritten(t *testing.T) {
 			t.Errorf("record of another node or network is taken for %s of %d: %+v, %v", other.Name, other.Network.ID, r, err)
 		}
 	}
+	h.dropEndpoint(7) // what follows was written before endpoints had files
 	for what, c := range map[string]struct {
 		raw  string
 		want bool // its endpoint is known, and intercepted
@@ -128,6 +125,52 @@ func TestRecordIsWhatWasWritten(t *testing.T) {
 	}
 	if r, err := readRecord(cfg); err == nil || len(r.Endpoints) != 0 {
 		t.Errorf("half a record: %+v, %v", r, err)
+	}
+}
+
+// TestRecordOfMany: a change of one of many endpoints writes its file, and no other one.
+func TestRecordOfMany(t *testing.T) {
+	h := recordingHost(t.TempDir())
+	for _, e := range crowd(1000) {
+		h.known.add(e)
+		h.known.setNetns(e.ID, uint64(e.ID)+5000)
+	}
+	h.saveAll()
+	old := time.Unix(1, 0)
+	written := func() (out []string) {
+		err := filepath.WalkDir(h.cfg.recordDir(), func(path string, d fs.DirEntry, err error) error {
+			if err != nil || d.IsDir() {
+				return err
+			}
+			info, err := d.Info()
+			if err == nil && !info.ModTime().Equal(old) {
+				out = append(out, filepath.Base(path))
+				err = os.Chtimes(path, old, old)
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	if n := len(written()); n != 1001 {
+		t.Fatalf("%d files, want one for each endpoint and the node's", n)
+	}
+	e, _ := h.known.withID(500)
+	e.Labels = map[string]string{"app": "db"}
+	h.known.add(e)
+	h.saveEndpoint(500)
+	if now := written(); !slices.Equal(now, []string{"5500"}) {
+		t.Errorf("written for one endpoint: %v", now)
+	}
+	h.saveAll()
+	if now := written(); !slices.Equal(now, []string{"node.json"}) {
+		t.Errorf("written although nothing has changed: %v", now)
+	}
+	r, err := readRecord(h.cfg)
+	if err != nil || len(r.Endpoints) != 1000 {
+		t.Fatalf("%d endpoints read, %v", len(r.Endpoints), err)
 	}
 }
 

@@ -2,8 +2,6 @@ package node
 
 import (
 	"cmp"
-	"encoding/json"
-	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -19,7 +17,7 @@ type registry struct {
 	mu      sync.RWMutex // guards what follows; never held across a system call
 	byName  map[string]model.EndpointID
 	byID    map[model.EndpointID]model.Endpoint
-	encoded map[model.EndpointID][]byte         // for the record, once it was written with them
+	byAddr  map[netip.Addr]model.EndpointID     // by IPv4 address
 	netns   map[model.EndpointID]uint64         // inodes of network namespaces
 	byNetns map[uint64]model.EndpointID         // the reverse
 	moved   map[netip.Addr]model.Move           // of endpoints here that migrated from another node
@@ -28,7 +26,7 @@ type registry struct {
 
 func newRegistry() *registry {
 	return &registry{
-		byName: make(map[string]model.EndpointID), byID: make(map[model.EndpointID]model.Endpoint), encoded: make(map[model.EndpointID][]byte), netns: make(map[model.EndpointID]uint64),
+		byName: make(map[string]model.EndpointID), byID: make(map[model.EndpointID]model.Endpoint), byAddr: make(map[netip.Addr]model.EndpointID), netns: make(map[model.EndpointID]uint64),
 		byNetns: make(map[uint64]model.EndpointID), moved: make(map[netip.Addr]model.Move), awaited: make(map[model.EndpointID]model.Endpoint),
 	}
 }
@@ -37,18 +35,26 @@ func newRegistry() *registry {
 func (r *registry) add(e model.Endpoint) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.dropAddr(e.ID)
 	r.byName[e.Name] = e.ID
 	r.byID[e.ID] = e
-	delete(r.encoded, e.ID)
+	r.byAddr[e.Addr4()] = e.ID
+}
+
+// dropAddr is called with mu held.
+func (r *registry) dropAddr(id model.EndpointID) {
+	if addr := r.byID[id].Addr4(); r.byAddr[addr] == id {
+		delete(r.byAddr, addr)
+	}
 }
 
 // remove forgets an endpoint and all that is known of it.
 func (r *registry) remove(e model.Endpoint) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.dropAddr(e.ID)
 	delete(r.byName, e.Name)
 	delete(r.byID, e.ID)
-	delete(r.encoded, e.ID)
 	delete(r.moved, e.Addr4())
 	r.dropNetns(e.ID)
 	delete(r.awaited, e.ID)
@@ -84,26 +90,6 @@ func (r *registry) all() []model.Endpoint {
 	return slices.SortedFunc(maps.Values(r.byID), func(x, y model.Endpoint) int { return cmp.Compare(x.ID, y.ID) })
 }
 
-// encodings gives the endpoints by id as the record has them, but for except. Only what is new
-// since the last time is encoded: of all endpoints it was most of what making one allocated.
-func (r *registry) encodings(except model.EndpointID) (out [][]byte, err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	out = make([][]byte, 0, len(r.byID))
-	for _, id := range slices.Sorted(maps.Keys(r.byID)) {
-		if id == except {
-			continue
-		}
-		if r.encoded[id] == nil {
-			if r.encoded[id], err = json.Marshal(r.byID[id]); err != nil {
-				return nil, fmt.Errorf("encode endpoint %d: %w", id, err)
-			}
-		}
-		out = append(out, r.encoded[id])
-	}
-	return out, nil
-}
-
 // len is how many endpoints there are.
 func (r *registry) len() int {
 	r.mu.RLock()
@@ -121,12 +107,8 @@ func (r *registry) holds(addr netip.Addr) bool {
 func (r *registry) withAddr(addr netip.Addr) (id model.EndpointID, ok bool) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	for _, e := range r.byID {
-		if e.Addr4() == addr {
-			return e.ID, true
-		}
-	}
-	return 0, false
+	id, ok = r.byAddr[addr]
+	return id, ok
 }
 
 // setNetns notes in which network namespace an endpoint is, and gives the one that was in a

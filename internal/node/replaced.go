@@ -71,7 +71,7 @@ func ownDifferences(state store.State, node string, mine []model.Endpoint) (put 
 	for _, e := range mine {
 		have[e.ID] = e
 	}
-	for _, e := range state.Endpoints.Of(node) {
+	for e := range state.Endpoints.Groups(node).All() {
 		own, is := have[e.ID]
 		if !is {
 			remove = append(remove, e.ID)

@@ -84,7 +84,7 @@ func (rs *restorer) restore(ctx context.Context) error {
 			keep[e.ID] = true
 		}
 	}
-	rs.saveRecord(0)
+	rs.saveAll()
 	if err := netcfg.SetPublished(publishedOf(rs.known.all(), nil), rs.publishing()); err != nil {
 		return err
 	}

@@ -270,7 +270,7 @@ func (s *State) endpointAt(a netip.Addr) (model.Endpoint, bool) {
 			return s.found[i].endpoint, s.found[i].isEndpoint
 		}
 	}
-	for _, e := range s.Endpoints.Of(s.Self) {
+	for e := range s.Endpoints.Groups(s.Self).All() {
 		if slices.Contains(e.Addrs, a) {
 			return e, true
 		}

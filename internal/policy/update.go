@@ -100,7 +100,7 @@ func untouched(a, b Node) bool { return a.Name == b.Name && same(a.Addrs, b.Addr
 // updateEndpoints brings the points of endpoints to those that are there now.
 func (c *Compiler) updateEndpoints(changes []model.GroupChange) {
 	for _, g := range changes {
-		for _, e := range g.After {
+		for e := range g.After.All() {
 			key := endpointKey{e.Node, e.ID}
 			p := c.endpoints[key]
 			if p != nil && sameEndpoint(p, e) {
@@ -117,9 +117,9 @@ func (c *Compiler) updateEndpoints(changes []model.GroupChange) {
 		}
 	}
 	for _, g := range changes {
-		after := g.After // sorted by id, as what was before
-		for i := range g.Before {
-			key := endpointKey{g.Node, g.Before[i].ID}
+		after := g.After.Joined() // sorted by id, as what was before
+		for e := range g.Before.All() {
+			key := endpointKey{g.Node, e.ID}
 			for len(after) > 0 && after[0].ID < key.id {
 				after = after[1:]
 			}

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 
+	"heddle.dev/heddle/internal/endpointfile"
 	"heddle.dev/heddle/internal/model"
 )
 
@@ -129,7 +130,7 @@ func edit(config object, to *target, all bool) (changed bool, kept string, err e
 	}
 	record := ""
 	if to.endpoint == "" {
-		record = filepath.Join(to.dir(), recordFile)
+		record = filepath.Join(to.dir(), endpointfile.Node)
 		ours, problem, err := inEndpoint(config, to.socket, all)
 		if err != nil || !ours {
 			return err == nil && trapIoctls(config, to.socket), problem, err

@@ -66,11 +66,10 @@ func lateVerbs(root, socket, spin string, state io.Reader) error {
 		micros := uint32(n)
 		wish = &micros
 	}
-	all, err := readRecord(filepath.Join(filepath.Dir(socket), recordFile))
+	found, err := inNetns(filepath.Dir(socket), fmt.Sprintf("/proc/%d/ns/net", container.Pid))
 	if err != nil {
 		return err
 	}
-	found := inNetns(all, fmt.Sprintf("/proc/%d/ns/net", container.Pid))
 	if len(found) == 0 {
 		return errors.New("no RDMA device: none of the container's networks is Heddle's: give it one, or take the wish for verbs away")
 	}

@@ -8,13 +8,11 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"syscall"
 
+	"heddle.dev/heddle/internal/endpointfile"
 	"heddle.dev/heddle/internal/model"
 )
-
-// recordFile is what the agent writes its endpoints down in, in the directory of its sockets. It is
-// there while no agent runs, too.
-const recordFile = "node.json"
 
 // inEndpoint reports whether a container that names no endpoint is in the network namespace of one,
 // or, if all is set, in any of its own. problem says why that could not be told.
@@ -37,7 +35,7 @@ func inEndpoint(config object, socket string, all bool) (ours bool, problem stri
 		if err != nil || !own || all {
 			return own, "", err
 		}
-		ours, err = recorded(filepath.Join(filepath.Dir(socket), recordFile), path)
+		ours, err = recorded(filepath.Dir(socket), path)
 		if err != nil {
 			return false, err.Error(), nil
 		}
@@ -46,19 +44,23 @@ func inEndpoint(config object, socket string, all bool) (ours bool, problem stri
 	return false, "", nil
 }
 
-// recorded reports whether the agent's record has an intercepted endpoint with the network
-// namespace at path.
-func recorded(record, path string) (bool, error) {
-	all, err := readRecord(record)
-	if err != nil {
-		return false, err
-	}
-	return slices.ContainsFunc(inNetns(all, path), func(e model.Endpoint) bool { return e.Planes.TCP.Intercepted }), nil
+// recorded reports whether the agent's record, in the directory of its sockets, has an intercepted
+// endpoint with the network namespace at path.
+func recorded(dir, path string) (bool, error) {
+	in, err := inNetns(dir, path)
+	return slices.ContainsFunc(in, func(e model.Endpoint) bool { return e.Planes.TCP.Intercepted }), err
 }
 
-// readRecord gives the endpoints of the agent's record.
-func readRecord(record string) ([]model.Endpoint, error) {
-	raw, err := os.ReadFile(record)
+// readRecord gives all endpoints of the agent's record.
+func readRecord(dir string) ([]model.Endpoint, error) {
+	return recordWith(dir, func() ([]model.Endpoint, error) { return endpointfile.All(dir) })
+}
+
+// recordWith gives the endpoints that have files, and those of the record of an agent that is older
+// than such files. The record is there while no agent runs, too.
+func recordWith(dir string, files func() ([]model.Endpoint, error)) ([]model.Endpoint, error) {
+	name := filepath.Join(dir, endpointfile.Node)
+	raw, err := os.ReadFile(name)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
 		return nil, nil // no agent was ever started here, or the engine is not root's
 	}
@@ -69,24 +71,27 @@ func readRecord(record string) ([]model.Endpoint, error) {
 		Endpoints []model.Endpoint `json:"endpoints"`
 	}
 	if err := json.Unmarshal(raw, &r); err != nil {
-		return nil, fmt.Errorf("endpoints of the node: %s: %w", record, err)
+		return nil, fmt.Errorf("endpoints of the node: %s: %w", name, err)
 	}
-	return r.Endpoints, nil
+	more, err := files()
+	return append(r.Endpoints, more...), err
 }
 
-// inNetns gives those of all endpoints that are in the network namespace at path; none if there is
-// no such namespace, which the real runtime will say.
-func inNetns(all []model.Endpoint, path string) (in []model.Endpoint) {
+// inNetns gives the endpoints of the record that are in the network namespace at path; none if
+// there is no such namespace, which the real runtime will say.
+func inNetns(dir, path string) (in []model.Endpoint, err error) {
 	there, err := os.Stat(path)
 	if err != nil {
-		return nil
+		return nil, nil
 	}
-	for _, e := range all {
+	inode := there.Sys().(*syscall.Stat_t).Ino
+	near, err := recordWith(dir, func() ([]model.Endpoint, error) { return endpointfile.Near(dir, inode) })
+	for _, e := range near {
 		if has, err := os.Stat(e.NetnsPath); err == nil && os.SameFile(has, there) {
 			in = append(in, e)
 		}
 	}
-	return in
+	return in, err
 }
 
 // netnsPath gives the path of the network namespace that a container is to be in; "" if the real

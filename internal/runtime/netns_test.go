@@ -1,11 +1,16 @@
 package runtime
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+
+	"heddle.dev/heddle/internal/endpointfile"
+	"heddle.dev/heddle/internal/model"
 )
 
 // A container that names no endpoint is Heddle's if the agent's record has its network namespace,
@@ -51,24 +56,59 @@ func TestEndpointByNetns(t *testing.T) {
 		"a pod's sandbox":        {record(true), config(at(ns), `"annotations":{"io.kubernetes.cri.container-type":"sandbox"},`), true, false, ""},
 		"in a pod's sandbox":     {record(true), config(at(ns), `"annotations":{"io.kubernetes.cri.container-type":"container"},`), false, true, ""},
 	} {
-		t.Run(name, func(t *testing.T) {
-			run := t.TempDir()
-			if c.record != "" {
-				if err := os.WriteFile(filepath.Join(run, recordFile), []byte(c.record), 0o600); err != nil {
-					t.Fatal(err)
+		for form, write := range map[string]func(t *testing.T, dir, record string){"": writeFiles, ", before endpoints had files": writeNode} {
+			t.Run(name+form, func(t *testing.T) {
+				run := t.TempDir()
+				if c.record != "" {
+					write(t, run, c.record)
 				}
-			}
-			dir := bundle(t, c.config)
-			changed, kept, _, err := EditBundle(dir, filepath.Join(run, "seccomp.sock"), c.all)
-			if err != nil || changed != c.changed || !strings.Contains(kept, c.kept) || kept != "" && c.kept == "" {
-				t.Fatalf("changed %v, kept %q, %v", changed, kept, err)
-			}
-			if has := strings.Contains(read(t, dir), `"listenerMetadata": "@netns"`); has != (c.changed && c.kept == "") {
-				t.Errorf("listener %v:\n%s", has, read(t, dir))
-			}
-			if again, _, _, err := EditBundle(dir, filepath.Join(run, "seccomp.sock"), c.all); again || err != nil {
-				t.Errorf("second edit: changed %v, %v", again, err)
-			}
-		})
+				dir := bundle(t, c.config)
+				changed, kept, _, err := EditBundle(dir, filepath.Join(run, "seccomp.sock"), c.all)
+				if err != nil || changed != c.changed || !strings.Contains(kept, c.kept) || kept != "" && c.kept == "" {
+					t.Fatalf("changed %v, kept %q, %v", changed, kept, err)
+				}
+				if has := strings.Contains(read(t, dir), `"listenerMetadata": "@netns"`); has != (c.changed && c.kept == "") {
+					t.Errorf("listener %v:\n%s", has, read(t, dir))
+				}
+				if again, _, _, err := EditBundle(dir, filepath.Join(run, "seccomp.sock"), c.all); again || err != nil {
+					t.Errorf("second edit: changed %v, %v", again, err)
+				}
+			})
+		}
+	}
+}
+
+// writeNode writes a record as agents did that had one file for all endpoints.
+func writeNode(t *testing.T, dir, record string) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(dir, endpointfile.Node), []byte(record), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// writeFiles writes the same as agents do; what is no record is the node's.
+func writeFiles(t *testing.T, dir, record string) {
+	t.Helper()
+	var r struct {
+		Endpoints []model.Endpoint `json:"endpoints"`
+	}
+	if json.Unmarshal([]byte(record), &r) != nil {
+		writeNode(t, dir, record)
+		return
+	}
+	writeNode(t, dir, "{}")
+	files := endpointfile.In(dir)
+	for i, e := range r.Endpoints {
+		raw, err := json.Marshal(e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var inode uint64
+		if info, err := os.Stat(e.NetnsPath); err == nil {
+			inode = info.Sys().(*syscall.Stat_t).Ino
+		}
+		if err := files.Put(model.EndpointID(i+1), inode, raw); err != nil {
+			t.Fatal(err)
+		}
 	}
 }

@@ -181,7 +181,7 @@ func cover(root, record string, state io.Reader) {
 // agent's record, or, before the agent has written it down, one with a device of Heddle's.
 func hasEndpoint(pid int, record string) (bool, error) {
 	path := fmt.Sprintf("/proc/%d/ns/net", pid)
-	if ours, err := recorded(record, path); ours || err != nil {
+	if ours, err := recorded(filepath.Dir(record), path); ours || err != nil {
 		return ours, err
 	}
 	ns, err := os.Open(path)

@@ -173,18 +173,18 @@ const apiSocketFile = "api.sock"
 
 // endpointOf gives the container's endpoint by the agent's record.
 func endpointOf(config object, to target) (e model.Endpoint, err error) {
-	all, err := readRecord(filepath.Join(to.dir(), recordFile))
-	if err != nil {
-		return e, err
-	}
 	var found []model.Endpoint
 	if to.endpoint != "" && to.endpoint != model.EndpointByNetns {
-		found = slices.DeleteFunc(all, func(e model.Endpoint) bool { return e.Name != to.endpoint })
+		found, err = readRecord(to.dir())
+		found = slices.DeleteFunc(found, func(e model.Endpoint) bool { return e.Name != to.endpoint })
 	} else if netns := netnsPath(config); netns != "" {
-		found = inNetns(all, netns)
+		found, err = inNetns(to.dir(), netns)
 	} else {
 		return e, fmt.Errorf("the container names no endpoint by %s, and its network namespace is yet to be made: its engine gives it a network too late for verbs: "+
 			"start it in a network namespace that there is, or name an endpoint", AnnotationEndpoint)
+	}
+	if err != nil {
+		return e, err
 	}
 	if len(found) == 0 {
 		return e, errors.New("the container has no endpoint at this node's agent: make one with `heddle endpoints add`")

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"heddle.dev/heddle/internal/endpointfile"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/plane/verbs/folder"
 	"heddle.dev/heddle/internal/testutil"
@@ -29,7 +30,7 @@ func verbsNode(t *testing.T) (socket, root, library string) {
 	}
 	libs := filepath.Join(root, "usr/lib/x86_64-linux-gnu")
 	for _, err := range []error{
-		os.WriteFile(filepath.Join(dir, recordFile), record, 0o600), os.WriteFile(library, nil, 0o644),
+		os.WriteFile(filepath.Join(dir, endpointfile.Node), record, 0o600), os.WriteFile(library, nil, 0o644),
 		os.MkdirAll(folder.Of(socket, 7), 0o755), os.MkdirAll(libs, 0o755), os.Symlink("usr/lib", filepath.Join(root, "lib")),
 		os.WriteFile(filepath.Join(libs, "libibverbs.so.1.14"), nil, 0o644),
 		os.Symlink("/usr/lib/x86_64-linux-gnu/libibverbs.so.1.14", filepath.Join(libs, ibverbs)), // absolute: of the image's root

@@ -248,11 +248,11 @@ func (v *View) changedAdopted(prefixes []netip.Prefix) {
 		changed.Add(p, "a node")
 	}
 	for name := range v.adoptedOn {
-		inside := func(e model.Endpoint) bool {
+		inside := func(e *model.Endpoint) bool {
 			_, held := changed.Holder(e.Addr4())
 			return e.Adopted != nil && held
 		}
-		if len(v.excludedOn[name]) > 0 || slices.ContainsFunc(v.last.Endpoints.Of(name), inside) {
+		if len(v.excludedOn[name]) > 0 || v.last.Endpoints.Groups(name).Have(inside) {
 			v.changedOn[name] = nil
 		}
 	}
@@ -265,10 +265,10 @@ func (v *View) refreshEndpoints() {
 	if len(v.changedOn) == 0 {
 		return
 	}
-	groups := make(map[string][]model.Endpoint, len(v.changedOn))
+	groups := make(map[string]model.Endpoints, len(v.changedOn))
 	for name, ids := range v.changedOn {
-		if group, only := v.patched(name, ids); only {
-			groups[name] = group
+		if patched, only := v.patched(name, ids); only {
+			groups[name] = patched
 			continue
 		}
 		excluded := make(map[string]string)
@@ -288,7 +288,7 @@ func (v *View) refreshEndpoints() {
 			owner[e.Addr4()] = e.ID
 			accepted = append(accepted, e)
 		}
-		groups[name], v.excludedOn[name] = accepted, excluded
+		groups[name], v.excludedOn[name] = model.EndpointsOf(accepted...), excluded
 		if len(excluded) == 0 {
 			delete(v.excludedOn, name)
 		}
@@ -298,7 +298,7 @@ func (v *View) refreshEndpoints() {
 			delete(v.endpoints, name)
 		}
 	}
-	v.last.Endpoints = v.last.Endpoints.With(groups)
+	v.last.Endpoints = v.last.Endpoints.WithGroups(groups)
 }
 
 // changedEndpoint notes that the value of an endpoint's key is another.
@@ -320,7 +320,7 @@ const patchedAtMost = 8
 // patched gives the endpoints of a node of which some have changed, without a look at more than the
 // addresses of the others. It is false if that does not decide: if something contradicts something
 // else, or has addresses of another network.
-func (v *View) patched(name string, ids map[model.EndpointID]bool) (group []model.Endpoint, ok bool) {
+func (v *View) patched(name string, ids map[model.EndpointID]bool) (groups model.Endpoints, ok bool) {
 	if len(ids) == 0 || len(ids) > patchedAtMost || len(v.excludedOn[name]) > 0 || v.adoptedOn[name] {
 		return nil, false
 	}
@@ -332,7 +332,7 @@ func (v *View) patched(name string, ids map[model.EndpointID]bool) (group []mode
 			now[id] = nil
 		}
 	}
-	group = model.Patched(v.last.Endpoints.Of(name), now)
+	groups = v.last.Endpoints.Groups(name).Patched(now)
 	for id, e := range now {
 		if e == nil {
 			continue
@@ -340,13 +340,11 @@ func (v *View) patched(name string, ids map[model.EndpointID]bool) (group []mode
 		if e.Adopted != nil || v.refuseEndpoint(*e, nil) != "" {
 			return nil, false
 		}
-		for i := range group {
-			if group[i].ID != id && group[i].Addr4() == e.Addr4() {
-				return nil, false
-			}
+		if groups.Have(func(x *model.Endpoint) bool { return x.ID != id && x.Addr4() == e.Addr4() }) {
+			return nil, false
 		}
 	}
-	return group, true
+	return groups, true
 }
 
 // excluder gives a function that notes in now why a value is left out. What before says already is

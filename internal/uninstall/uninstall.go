@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"heddle.dev/heddle/internal/endpointfile"
 	"heddle.dev/heddle/internal/fdkeep"
 	"heddle.dev/heddle/internal/netcfg"
 	"heddle.dev/heddle/internal/patience"
@@ -51,10 +52,9 @@ var stateFiles = slices.Concat([]string{"holder.sock", "holder.sock.lock", "inst
 
 // socketFiles is what agents make beside their sockets' paths.
 const (
-	recordFile = "node.json" // beside the API's socket
 	// What heddle-runtime keeps beside the seccomp socket: internal/runtime.
 	rememberedFile = "runtime.json"
-	deletedDir     = "deleted"   // the same: what heddle-cni could not delete while no agent ran
+	deletedDir     = "deleted"   // beside the API's socket: what heddle-cni could not delete while no agent ran
 	kubeSocket     = "kube.sock" // the same: heddle-kube's
 	lockSuffix     = ".lock"
 )
@@ -251,7 +251,7 @@ func (n Node) removeCgroups(removed func(string)) error {
 func (n Node) removeFiles(removed func(string)) error {
 	run := filepath.Dir(n.APISocket)
 	files := []string{
-		n.APISocket, filepath.Join(run, recordFile), filepath.Join(run, deletedDir), filepath.Join(run, kubeSocket), n.SeccompSocket, n.SeccompSocket + lockSuffix,
+		n.APISocket, filepath.Join(run, endpointfile.Node), filepath.Join(run, endpointfile.Dir), filepath.Join(run, deletedDir), filepath.Join(run, kubeSocket), n.SeccompSocket, n.SeccompSocket + lockSuffix,
 		filepath.Join(filepath.Dir(n.SeccompSocket), rememberedFile), filepath.Join(filepath.Dir(n.SeccompSocket), procnet.Dir),
 		filepath.Join(filepath.Dir(n.SeccompSocket), folder.Dir),
 	}

@@ -165,8 +165,8 @@ func (p *Plane) followGroups(changes []model.GroupChange) {
 	}
 }
 
-func addMembers(all map[netip.Addr]member, endpoints []model.Endpoint) {
-	for _, e := range endpoints {
+func addMembers(all map[netip.Addr]member, endpoints model.Endpoints) {
+	for e := range endpoints.All() {
 		if len(e.Planes.Verbs.Groups) > 0 {
 			all[e.Addr4()] = member{[2]netip.Addr{e.Addr4(), e.Addr6()}, e.Planes.Verbs.Groups}
 		}

@@ -52,19 +52,23 @@ func (t *topology) change(local []netip.Prefix, nodes []model.Node, endpoints mo
 		}
 	}
 	changed, groups := model.ChangedNodes(t.nodes, nodes), endpoints.ChangedSince(t.endpoints)
-	anew := make(map[string]bool, len(changed)+len(groups))
+	anew := make(map[string]bool, len(changed)) // nodes
 	for _, c := range changed {
 		anew[c.Name()] = true
-	}
-	for _, g := range groups {
-		anew[g.Node] = true
 	}
 	if !slices.Equal(local, t.local) {
 		anew[t.self] = true
 	}
+	gone := func(k heddleRouteKey, c candidate) { touch(k); t.routes.remove(k, c) }
+	come := func(k heddleRouteKey, c candidate) { touch(k); t.routes.add(k, c) }
 	// All that is old goes before anything new comes: what one gives up another may take.
 	for name := range anew {
-		t.each(name, func(k heddleRouteKey, c candidate) { touch(k); t.routes.remove(k, c) })
+		t.each(name, gone)
+	}
+	for _, g := range groups {
+		if !anew[g.Node] {
+			t.eachEndpoint(g.Node, g.Before, gone)
+		}
 	}
 	for _, c := range changed {
 		if c.Before != nil {
@@ -83,7 +87,12 @@ func (t *topology) change(local []netip.Prefix, nodes []model.Node, endpoints mo
 	}
 	t.local, t.nodes, t.endpoints = local, nodes, endpoints
 	for name := range anew {
-		t.each(name, func(k heddleRouteKey, c candidate) { touch(k); t.routes.add(k, c) })
+		t.each(name, come)
+	}
+	for _, g := range groups {
+		if !anew[g.Node] {
+			t.eachEndpoint(g.Node, g.After, come)
+		}
 	}
 	for _, c := range changed {
 		if c.After != nil {
@@ -172,14 +181,22 @@ func (cs candidates) best(k heddleRouteKey) heddleRoute {
 // adoptedElsewhere are the flags of what another network carries, wherever it is.
 const adoptedElsewhere = uint32(heddleRouteFlagsROUTE_PLAIN | heddleRouteFlagsROUTE_ADOPTED)
 
+// node gives the node of that name; nil: it is not there.
+func (t *topology) node(name string) *model.Node {
+	at, known := slices.BinarySearchFunc(t.nodes, name, func(n model.Node, name string) int { return cmp.Compare(n.Name, name) })
+	if !known {
+		return nil
+	}
+	return &t.nodes[at]
+}
+
 // each gives every candidate of a node, for itself and its endpoints: as they are now, and in the
 // same number whenever it is asked.
 func (t *topology) each(name string, f func(heddleRouteKey, candidate)) {
-	at, known := slices.BinarySearchFunc(t.nodes, name, func(n model.Node, name string) int { return cmp.Compare(n.Name, name) })
-	if !known {
+	n, own := t.node(name), name == t.self
+	if n == nil {
 		return
 	}
-	n, own := &t.nodes[at], name == t.self
 	say := func(rank rank, p netip.Prefix, r heddleRoute, more heddleRouteFlags) {
 		r.Flags |= uint32(more)
 		f(routeKey(p), candidate{rank, name, r})
@@ -206,25 +223,44 @@ func (t *topology) each(name string, f func(heddleRouteKey, candidate)) {
 			say(rankGateway, hostPrefix(model.Gateway(p)), r, heddleRouteFlagsROUTE_PLAIN)
 		}
 	}
-	networks := make(map[netip.Prefix]bool)
-	for _, e := range t.endpoints.Of(name) {
-		if e.Adopted != nil {
-			for _, p := range e.Adopted.Prefixes {
-				networks[p] = true
-			}
-			more := heddleRouteFlagsROUTE_ADOPTED | flags
-			if !own && !e.Planes.TCP.Intercepted {
-				more |= heddleRouteFlagsROUTE_PLAIN
-			}
-			say(rankAdopted, hostPrefix(e.Addr4()), r, more)
-		} else if !own && !e.Planes.TCP.Intercepted {
-			for _, a := range e.Addrs {
-				say(rankPlain, hostPrefix(a), r, heddleRouteFlagsROUTE_PLAIN)
+	t.eachEndpoint(name, t.endpoints.Groups(name), f)
+}
+
+// eachEndpoint gives those for some of a node's groups of endpoints.
+func (t *topology) eachEndpoint(name string, groups model.Endpoints, f func(heddleRouteKey, candidate)) {
+	n, own := t.node(name), name == t.self
+	if n == nil {
+		return
+	}
+	r, flags := routeTo(n), heddleRouteFlags(0)
+	if own {
+		flags = heddleRouteFlagsROUTE_SELF
+	}
+	say := func(rank rank, p netip.Prefix, r heddleRoute, more heddleRouteFlags) {
+		r.Flags |= uint32(more)
+		f(routeKey(p), candidate{rank, name, r})
+	}
+	for _, group := range groups {
+		networks := make(map[netip.Prefix]bool) // once a group: they may be those of many endpoints
+		for _, e := range group {
+			if e.Adopted != nil {
+				for _, p := range e.Adopted.Prefixes {
+					networks[p] = true
+				}
+				more := heddleRouteFlagsROUTE_ADOPTED | flags
+				if !own && !e.Planes.TCP.Intercepted {
+					more |= heddleRouteFlagsROUTE_PLAIN
+				}
+				say(rankAdopted, hostPrefix(e.Addr4()), r, more)
+			} else if !own && !e.Planes.TCP.Intercepted {
+				for _, a := range e.Addrs {
+					say(rankPlain, hostPrefix(a), r, heddleRouteFlagsROUTE_PLAIN)
+				}
 			}
 		}
-	}
-	for p := range networks {
-		say(rankNetwork, p, heddleRoute{Flags: adoptedElsewhere}, 0)
+		for p := range networks {
+			say(rankNetwork, p, heddleRoute{Flags: adoptedElsewhere}, 0)
+		}
 	}
 }
 

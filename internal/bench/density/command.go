@@ -20,6 +20,8 @@ const File = "density.json"
 // nodePrefix is the dense node's: the default, a /24, has room for 253 endpoints.
 const nodePrefix = "10.244.128.0/18"
 
+var size = lab.Size{Containers: 1, NodeArgs: map[string][]string{"n2": {"--prefix", nodePrefix}}}
+
 // Command is `heddle bench density`.
 func Command() session.Command {
 	var o Options
@@ -30,7 +32,7 @@ func Command() session.Command {
 them and servers. At each step it measures memory, connects, how many connections a listener accepts, and what the agent uses
 at rest and while containers call socket() at fixed rates. A container is a network namespace, an endpoint and an intercepted thread of
 one process. The lab goes when it is done, also on Ctrl-C; one that was up before stays, and what was made in it goes. The machine's memory and processors are measured: keep it otherwise idle.`,
-		Lab: session.Needs{Name: "density", Up: true, Size: lab.Size{Containers: 1, NodeArgs: map[string][]string{"n2": {"--prefix", nodePrefix}}}},
+		Lab: session.Needs{Name: "density", Up: true, Size: size},
 		Flags: func(f session.Flags) {
 			f.IntSliceVar(&o.Containers, "containers", Containers, "numbers of containers, ascending")
 			f.IntSliceVar(&o.Connections, "connections", Connections, "numbers of live connections, ascending, the first 0")
@@ -81,6 +83,7 @@ func placeIn(of session.Lab) (place Lab, err error) {
 		return place, err
 	}
 	place.First, place.Stays = state.Containers+1, of.Stays
+	place.Restart = func(ctx context.Context) error { return l.Up(ctx, size, io.Discard) }
 	for i, n := range network.Nodes[:len(place.Nodes)] {
 		place.Nodes[i] = Node{Agent: agents[i], Netns: n.Netns, Underlay: n.Underlay, SeccompSocket: n.SeccompSocket,
 			AddNamespace:    func(i int) (string, string, error) { return l.AddNamespace(n.Name, i) },

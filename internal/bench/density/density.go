@@ -96,6 +96,8 @@ type Lab struct {
 	// Stays says that the lab is used by others afterwards, so that what is made has to be removed.
 	// Otherwise it goes with the lab, which is faster.
 	Stays bool
+	// Restart starts the second node's agent again, which has ended, and returns when it serves.
+	Restart func(context.Context) error
 }
 
 // perServer is how many connections there are to each server: below half of the source ports that
@@ -117,6 +119,14 @@ type Result struct {
 	TookS       float64 `json:"took_s"`
 	Containers  []Step  `json:"containers"`
 	Connections []Live  `json:"connections"`
+	Restart     Restart `json:"restart,omitzero"` // with the last numbers of both
+}
+
+// Restart is what it took until an agent that was told to end had a next one that served all calls.
+type Restart struct {
+	Containers int     `json:"containers"`
+	Seconds    float64 `json:"seconds"`
+	CPUSeconds float64 `json:"next_agent_cpu_seconds"`
 }
 
 // Latency is what connects took from containers of one mode to servers: of one container, and of
@@ -199,6 +209,11 @@ func Run(ctx context.Context, place Lab, o Options) (result Result, err error) {
 				return result, r.explain(ctx, err)
 			}
 			result.Connections = append(result.Connections, c...)
+		}
+	}
+	if !place.Stays { // an agent that others use was not started by this lab's arguments
+		if result.Restart, err = r.restart(ctx); err != nil {
+			return result, r.explain(ctx, err)
 		}
 	}
 	result.TookS = time.Since(r.begun).Seconds()

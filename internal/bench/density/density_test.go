@@ -19,7 +19,7 @@ func TestDensityOptions(t *testing.T) {
 	for want, change := range map[string]func(*Options){
 		"--containers [10 1]":       func(o *Options) { o.Containers = []int{10, 1} },
 		"--containers [0]":          func(o *Options) { o.Containers = []int{0} },
-		"--containers [2000]":       func(o *Options) { o.Containers = []int{2000} },
+		"--containers [20000]":      func(o *Options) { o.Containers = []int{20000} },
 		"--containers []":           func(o *Options) { o.Containers = nil },
 		"--connections [1]":         func(o *Options) { o.Connections = []int{1} },
 		"--connections [0 9 8]":     func(o *Options) { o.Connections = []int{0, 9, 8} },

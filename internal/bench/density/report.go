@@ -79,6 +79,14 @@ func (r Result) containersTable() report.Grid {
 	t.Add(r.rowOf("an endpoint is made in, ms", func(s Step) string { return s.MakeMs.String() })...)
 	t.Add(r.rowOf("the agent's processor time for it, ms", func(s Step) string { return bench.Number(s.MakeCPUMs) })...)
 	t.Add(r.rowOf("its listener serves after, ms", func(s Step) string { return bench.Number(s.JoinMs) })...)
+	if r.Restart.Containers > 0 {
+		t.Add(r.rowOf("the agent restarted serves after, s; of its processor time", func(s Step) string {
+			if s.Containers != r.Restart.Containers {
+				return ""
+			}
+			return fmt.Sprintf("%s; %s", bench.Number(r.Restart.Seconds), bench.Number(r.Restart.CPUSeconds))
+		})...)
+	}
 	t.Add(r.rowOf("agent at rest, processors", func(s Step) string { return fmt.Sprintf("%.4f", s.Rest.CPU) })...)
 	t.Add(r.rowOf("agent at rest, switches/s", func(s Step) string { return bench.Number(s.Rest.SwitchesPerS) })...)
 	for _, clients := range []string{"one", "all"} {

@@ -7,10 +7,13 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/bench"
 	"heddle.dev/heddle/internal/bench/loadgen"
 	"heddle.dev/heddle/internal/bench/machine"
+	"heddle.dev/heddle/internal/bench/proc"
 )
 
 // Step is a node with so many containers. Bytes are of one container, on average of all.
@@ -237,6 +240,50 @@ func (r *run) enter(ctx context.Context, mode bench.Mode, from, to int) (elapsed
 	err = r.join(ctx, join)
 	return time.Since(began).Seconds(), err
 }
+
+// restart ends the second node's agent, and awaits that the next one serves all listeners.
+func (r *run) restart(ctx context.Context) (out Restart, err error) {
+	agent := r.place.Nodes[1].Agent
+	before, err := agent.Status(ctx)
+	if err != nil {
+		return out, err
+	}
+	pidfd, err := unix.PidfdOpen(before.PID, 0)
+	if err != nil {
+		return out, fmt.Errorf("the agent: %w", err)
+	}
+	defer unix.Close(pidfd)
+	began := time.Now()
+	if err := unix.PidfdSendSignal(pidfd, unix.SIGTERM, nil, 0); err != nil {
+		return out, fmt.Errorf("end the agent: %w", err)
+	}
+	ended := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
+	if _, err := unix.Poll(ended, int(agentEnds.Milliseconds())); err != nil || ended[0].Revents == 0 {
+		return out, fmt.Errorf("the agent has not ended after %s: %w", agentEnds, err)
+	}
+	r.say("the agent has ended after %.2f s", time.Since(began).Seconds())
+	if err := r.place.Restart(ctx); err != nil {
+		return out, err
+	}
+	for {
+		now, err := agent.Status(ctx)
+		if err != nil {
+			return out, err
+		}
+		if now.Interception.Listeners >= before.Interception.Listeners {
+			cpu, err := machine.ProcessorTime(now.PID)
+			out = Restart{Containers: len(r.names), Seconds: time.Since(began).Seconds(), CPUSeconds: cpu.Seconds()}
+			r.say("%d containers: the next agent serves after %.2f s, %.2f of its processor time", out.Containers, out.Seconds, out.CPUSeconds)
+			return out, err
+		}
+		if err := proc.Pause(ctx, 10*time.Millisecond); err != nil {
+			return out, err
+		}
+	}
+}
+
+// agentEnds bounds how long the agent may take to end.
+const agentEnds = time.Minute
 
 // Connects of one latency, and callers of an accept rate.
 const (

@@ -68,6 +68,8 @@ type EndpointConfig struct {
 	Guard func(ifindex int) error
 	// Pair is what MakePair gave for the same endpoint; nil makes it.
 	Pair *Pair
+	// Routes are those that several endpoints share the list of; nil: this one lists for itself.
+	Routes *Routes
 }
 
 // EndpointDevice describes an endpoint's veth pair.
@@ -80,7 +82,8 @@ type EndpointDevice struct {
 	Netns            uint32 // inode of that namespace
 	MTU              int    // bytes
 	IDs              NetnsIDs
-	Made             bool // this call added the pair
+	Made             bool    // this call added the pair
+	Routes           *Routes // EndpointConfig's
 }
 
 // EndpointLink is the node's side of an endpoint's pair as Endpoints finds it.
@@ -197,7 +200,7 @@ func AddEndpoint(cfg EndpointConfig) (_ EndpointDevice, err error) {
 	}
 	return EndpointDevice{
 		Netns: uint32(inode), Made: pair.made, Ifindex: host.Attrs().Index, Name: host.Attrs().Name, HostMAC: hostMAC(cfg.ID).String(),
-		ContainerMAC: containerMAC(cfg.ID).String(), ContainerIfindex: host.Attrs().ParentIndex, MTU: cfg.MTU, IDs: ids,
+		ContainerMAC: containerMAC(cfg.ID).String(), ContainerIfindex: host.Attrs().ParentIndex, MTU: cfg.MTU, IDs: ids, Routes: cfg.Routes,
 	}, nil
 }
 
@@ -363,13 +366,9 @@ func setHostSide(host netlink.Link, cfg EndpointConfig, fresh bool) error {
 	if alias := cfg.Name[:min(len(cfg.Name), maxAlias)]; host.Attrs().Alias != alias || host.Attrs().Flags&net.FlagUp == 0 {
 		b.up(index, alias)
 	}
-	routes := &ownedRoutes{h: h}
+	routes := cfg.Routes.owned()
 	if !fresh {
-		have, err := routes.list()
-		if err != nil {
-			return err
-		}
-		if err := dropOldAddrs(h, have, index, cfg); err != nil {
+		if err := dropOldAddrs(routes, index, cfg); err != nil {
 			return err
 		}
 	}
@@ -402,16 +401,28 @@ func setHostSide(host netlink.Link, cfg EndpointConfig, fresh bool) error {
 
 // dropOldAddrs deletes the routes of addresses the endpoint had and has no more: those by its
 // device and their like in cfg.Table.
-func dropOldAddrs(h *netlink.Handle, have map[routeKey]route, index int, cfg EndpointConfig) error {
-	gone := map[netip.Prefix]bool{}
-	for _, r := range have {
-		if r.link == index && !slices.Contains(cfg.Addrs, r.dst.Addr()) && !model.MirrorRange.Overlaps(r.dst) {
-			gone[r.dst] = true
+func dropOldAddrs(routes *ownedRoutes, index int, cfg EndpointConfig) error {
+	have, err := routes.list()
+	if err != nil {
+		return err
+	}
+	for _, key := range routes.byLink[index] {
+		if slices.Contains(cfg.Addrs, key.dst.Addr()) || model.MirrorRange.Overlaps(key.dst) {
+			continue
+		}
+		local := routeKey{table: cfg.Table, dst: key.dst}
+		for _, k := range []routeKey{key, local} {
+			r, there := have[k]
+			if !there || r.link != index && r.kind != unix.RTN_LOCAL {
+				continue
+			}
+			if err := deleteRoute(routes.h, r); err != nil {
+				return err
+			}
+			delete(have, k)
 		}
 	}
-	return pruneRoutes(h, have, func(r route) bool {
-		return gone[r.dst] && (r.link == index || r.kind == unix.RTN_LOCAL)
-	})
+	return nil
 }
 
 // DelEndpoint takes away what AddEndpoint made for id and addrs with a table. What is not there, or

@@ -282,6 +282,33 @@ func TestChanges(t *testing.T) {
 	}
 }
 
+// TestRoutesAreListedOnce: an agent that starts attaches all endpoints of the one before by one list
+// of the node's routes, and what is not as it should be is mended.
+func TestRoutesAreListedOnce(t *testing.T) {
+	top, cfgs := whole(t)
+	node := top.node[0]
+	before := dumpState(t, node)
+	gone := netip.PrefixFrom(cfgs[0].Addrs[0].Next().Next().Next(), 32)
+	run(t, node, fmt.Sprintf("ip route add %s dev hd1 proto %d\nip route add local %s dev lo table %d proto %d\nip route del %s dev hd2", gone, routeProtocol, gone, testTable, routeProtocol, cfgs[1].Addrs[0]))
+	in(t, node, func() error {
+		routes := ListOnce()
+		// Known to the list alone: who lists again does not have it.
+		sentinel := route{table: 1, dst: netip.MustParsePrefix("192.0.2.1/32")}
+		for i, cfg := range cfgs[:2] { // those of this node
+			cfg.Routes = routes
+			if _, err := AddEndpoint(cfg); err != nil {
+				return err
+			}
+			if i > 0 && routes.have[sentinel.key()] != sentinel {
+				t.Error("the node's routes are listed for each endpoint")
+			}
+			routes.have[sentinel.key()] = sentinel
+		}
+		return nil
+	})
+	sameState(t, node, "attached again", before)
+}
+
 func TestEndpointsAndVanished(t *testing.T) {
 	top, cfgs := whole(t)
 	list := func() (out []EndpointLink) {

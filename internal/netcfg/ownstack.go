@@ -81,7 +81,7 @@ func JoinOwnStack(cfg OwnStackConfig) error {
 	own.table, own.src = cfg.Table, cfg.Addr
 	crossing.table, crossing.src = cfg.Table, cfg.Addr
 	crossing.dst, crossing.advMSS = model.CrossingPrefix(cfg.ID), cfg.Device.MTU-headers6
-	if err := (&ownedRoutes{h: each()}).ensure(mirror, own, crossing); err != nil {
+	if err := cfg.Device.Routes.owned().ensure(mirror, own, crossing); err != nil {
 		return err
 	}
 	n, err := nodeSysctls()

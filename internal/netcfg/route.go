@@ -133,8 +133,24 @@ func ensureRoute(h *netlink.Handle, have map[routeKey]route, want route) error {
 // ownedRoutes are Heddle's routes, listed once they are needed: there are some for every endpoint
 // of the node.
 type ownedRoutes struct {
-	h    *netlink.Handle
-	have map[routeKey]route // nil until they are listed
+	h      *netlink.Handle
+	have   map[routeKey]route // nil until they are listed
+	byLink map[int][]routeKey // as they were listed
+}
+
+// Routes are the node's, listed once for many endpoints. While they are in use nobody else changes
+// Heddle's routes.
+type Routes ownedRoutes
+
+// ListOnce gives routes that are listed when one has to be looked at, and then no more.
+func ListOnce() *Routes { return &Routes{h: each()} }
+
+// owned gives routes for one endpoint: those, or some that it lists for itself if there are none.
+func (r *Routes) owned() *ownedRoutes {
+	if r == nil {
+		return &ownedRoutes{h: each()}
+	}
+	return (*ownedRoutes)(r)
 }
 
 // list gives all of them.
@@ -143,7 +159,10 @@ func (o *ownedRoutes) list() (map[routeKey]route, error) {
 		return o.have, nil
 	}
 	have, err := ownRoutes(o.h)
-	o.have = have
+	o.have, o.byLink = have, make(map[int][]routeKey)
+	for k, r := range have {
+		o.byLink[r.link] = append(o.byLink[r.link], k)
+	}
 	return have, err
 }
 

@@ -20,7 +20,8 @@ type attachments struct {
 	// adopted are the endpoints whose device and address another network has made (model.Adopted):
 	// decision 0020.
 	adopted map[model.EndpointID]adopted
-	ahead   *netcfg.Pair // of the endpoint that is being made, if it has one already
+	ahead   *netcfg.Pair   // of the endpoint that is being made, if it has one already
+	routes  *netcfg.Routes // while all endpoints of an earlier agent are attached, one after the other
 }
 
 // adopted is what must be known to leave such an endpoint's device again.
@@ -68,7 +69,8 @@ func (at *attachments) deviceConfig(e model.Endpoint) netcfg.EndpointConfig {
 	return netcfg.EndpointConfig{
 		ID: e.ID, Name: e.Name, Addrs: e.Addrs, Gateways: at.devices.Gateways, NetnsPath: e.NetnsPath, Device: e.Device,
 		Table: model.Table, Intercepted: e.Planes.TCP.Intercepted,
-		Adopt: dockernet.Owns(e.Name), // Docker has given the container routes
+		Adopt:  dockernet.Owns(e.Name), // Docker has given the container routes
+		Routes: at.routes,
 	}
 }
 

@@ -76,6 +76,7 @@ func (rs *restorer) restore(ctx context.Context) error {
 	}
 	mine = rs.deleteNoted(mine)
 	keep, addrs := make(map[model.EndpointID]bool), make(map[netip.Addr]bool)
+	rs.attachments.routes = netcfg.ListOnce()
 	for _, e := range mine {
 		for _, addr := range e.Addrs {
 			addrs[addr] = true
@@ -84,6 +85,7 @@ func (rs *restorer) restore(ctx context.Context) error {
 			keep[e.ID] = true
 		}
 	}
+	rs.attachments.routes = nil
 	rs.saveAll()
 	if err := netcfg.SetPublished(publishedOf(rs.known.all(), nil), rs.publishing()); err != nil {
 		return err

@@ -392,7 +392,7 @@ func setHostSide(host netlink.Link, cfg EndpointConfig, fresh bool) error {
 		return err
 	}
 	if !fresh {
-		if err := setNeighbours(h, index, neighbours); err != nil {
+		if err := routes.setNeighbours(index, neighbours); err != nil {
 			return err
 		}
 	}

@@ -184,3 +184,13 @@ func parsePorts(value string) (model.PortRange, error) {
 	}
 	return r, nil
 }
+
+// Device gives the name and MTU of one device of this network namespace. net.InterfaceByIndex lists
+// all, and for each of them the kernel looks through the namespaces: 4 s with 7,000 containers.
+func Device(ifindex int) (name string, mtu int, err error) {
+	l, err := each().LinkByIndex(ifindex)
+	if err != nil {
+		return "", 0, fmt.Errorf("device %d: %w", ifindex, err)
+	}
+	return l.Attrs().Name, l.Attrs().MTU, nil
+}

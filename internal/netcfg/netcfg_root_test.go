@@ -289,20 +289,21 @@ func TestRoutesAreListedOnce(t *testing.T) {
 	node := top.node[0]
 	before := dumpState(t, node)
 	gone := netip.PrefixFrom(cfgs[0].Addrs[0].Next().Next().Next(), 32)
-	run(t, node, fmt.Sprintf("ip route add %s dev hd1 proto %d\nip route add local %s dev lo table %d proto %d\nip route del %s dev hd2", gone, routeProtocol, gone, testTable, routeProtocol, cfgs[1].Addrs[0]))
+	run(t, node, fmt.Sprintf("ip route add %s dev hd1 proto %d\nip route add local %s dev lo table %d proto %d\nip route del %s dev hd2\nip neigh flush dev hd1 nud permanent", gone, routeProtocol, gone, testTable, routeProtocol, cfgs[1].Addrs[0]))
 	in(t, node, func() error {
 		routes := ListOnce()
 		// Known to the list alone: who lists again does not have it.
 		sentinel := route{table: 1, dst: netip.MustParsePrefix("192.0.2.1/32")}
+		const noDevice = 1 << 20
 		for i, cfg := range cfgs[:2] { // those of this node
 			cfg.Routes = routes
 			if _, err := AddEndpoint(cfg); err != nil {
 				return err
 			}
-			if i > 0 && routes.have[sentinel.key()] != sentinel {
-				t.Error("the node's routes are listed for each endpoint")
+			if i > 0 && (routes.have[sentinel.key()] != sentinel || routes.neigh[noDevice] == nil) {
+				t.Error("the node's routes, or neighbours, are listed for each endpoint")
 			}
-			routes.have[sentinel.key()] = sentinel
+			routes.have[sentinel.key()], routes.neigh[noDevice] = sentinel, map[netip.Addr]string{}
 		}
 		return nil
 	})

@@ -212,31 +212,47 @@ func changeRoutes(h *netlink.Handle, overlay int, have, want map[routeKey]route)
 // else has reason to write to such a device, so every other entry is stale. It is not for one that
 // was just made: to list entries, the kernel goes through those of all devices of all namespaces.
 func setNeighbours(h *netlink.Handle, link int, want map[netip.Addr]string) error {
-	have := map[netip.Addr]string{}
+	have, err := neighbours(link)
+	if err != nil {
+		return err
+	}
+	return setEntries(h, "neighbour", have[link], want, neighbourEntry(link))
+}
+
+// neighbours lists the neighbours of a device, or of all for 0, with their hardware addresses, by
+// device.
+func neighbours(link int) (map[int]map[netip.Addr]string, error) {
+	have := map[int]map[netip.Addr]string{link: {}}
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		list, err := dump(func() ([]netlink.Neigh, error) { return neighboursOf(link, family) })
 		if err != nil {
-			return fmt.Errorf("list neighbours of device %d: %w", link, err)
+			return nil, fmt.Errorf("list neighbours of device %d: %w", link, err)
 		}
 		for _, n := range list {
-			if n.State&netlink.NUD_NOARP == 0 { // those are the kernel's multicast entries
-				have[fromIP(n.IP)] = entryMAC(n)
+			if n.State&netlink.NUD_NOARP != 0 {
+				continue // those are the kernel's multicast entries
 			}
+			if have[n.LinkIndex] == nil {
+				have[n.LinkIndex] = map[netip.Addr]string{}
+			}
+			have[n.LinkIndex][fromIP(n.IP)] = entryMAC(n)
 		}
 	}
-	return setEntries(h, "neighbour", have, want, neighbourEntry(link))
+	return have, nil
 }
 
-// neighboursOf lists the neighbours of one device in the calling thread's network namespace. The
-// library's own list is the kernel's of all devices, of which it keeps one's.
+// neighboursOf lists the neighbours of one device in the calling thread's network namespace, or of
+// all for 0. The library's own list is the kernel's of all devices, of which it keeps one's.
 func neighboursOf(link, family int) (list []netlink.Neigh, err error) {
 	req := nl.NewNetlinkRequest(unix.RTM_GETNEIGH, unix.NLM_F_DUMP)
 	req.AddData(&netlink.Ndmsg{Family: uint8(family)})
-	req.AddData(nl.NewRtAttr(unix.NDA_IFINDEX, nl.Uint32Attr(uint32(link))))
+	if link != 0 {
+		req.AddData(nl.NewRtAttr(unix.NDA_IFINDEX, nl.Uint32Attr(uint32(link))))
+	}
 	messages, err := req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWNEIGH)
 	for _, m := range messages {
 		n, derr := netlink.NeighDeserialize(m)
-		if derr == nil && n.LinkIndex == link && n.Family == family {
+		if derr == nil && (link == 0 || n.LinkIndex == link) && n.Family == family {
 			list = append(list, *n)
 		}
 	}

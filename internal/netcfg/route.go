@@ -136,14 +136,16 @@ type ownedRoutes struct {
 	h      *netlink.Handle
 	have   map[routeKey]route // nil until they are listed
 	byLink map[int][]routeKey // as they were listed
+	shared bool
+	neigh  map[int]map[netip.Addr]string // neighbours, of those that are shared, once they are listed
 }
 
-// Routes are the node's, listed once for many endpoints. While they are in use nobody else changes
-// Heddle's routes.
+// Routes are the node's, with its neighbours, listed once for many endpoints: to list those of one
+// device the kernel goes through all, too. While they are in use nobody else changes Heddle's.
 type Routes ownedRoutes
 
 // ListOnce gives routes that are listed when one has to be looked at, and then no more.
-func ListOnce() *Routes { return &Routes{h: each()} }
+func ListOnce() *Routes { return &Routes{h: each(), shared: true} }
 
 // owned gives routes for one endpoint: those, or some that it lists for itself if there are none.
 func (r *Routes) owned() *ownedRoutes {
@@ -151,6 +153,19 @@ func (r *Routes) owned() *ownedRoutes {
 		return &ownedRoutes{h: each()}
 	}
 	return (*ownedRoutes)(r)
+}
+
+// setNeighbours is setNeighbours, for a device of an endpoint.
+func (o *ownedRoutes) setNeighbours(link int, want map[netip.Addr]string) (err error) {
+	if !o.shared {
+		return setNeighbours(o.h, link, want)
+	}
+	if o.neigh == nil {
+		if o.neigh, err = neighbours(0); err != nil {
+			return err
+		}
+	}
+	return setEntries(o.h, "neighbour", o.neigh[link], want, neighbourEntry(link))
 }
 
 // list gives all of them.

@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"net"
 	"os"
 	"slices"
 	"time"
@@ -59,9 +58,9 @@ func (rp *reports) Status(ctx context.Context) (api.Status, error) {
 // underlay says which device the network that joins the nodes is reached by.
 func (rp *reports) underlay() api.Underlay {
 	u := api.Underlay{OverlayMTU: rp.devices.OverlayMTU}
-	if dev, err := net.InterfaceByIndex(rp.devices.OuterIfindex); err == nil {
-		u.Device, u.MTU = dev.Name, dev.MTU
-		u.Narrowed = dev.MTU < rp.devices.OuterMTU
+	if name, mtu, err := netcfg.Device(rp.devices.OuterIfindex); err == nil {
+		u.Device, u.MTU = name, mtu
+		u.Narrowed = mtu < rp.devices.OuterMTU
 	}
 	return u
 }

@@ -233,8 +233,9 @@ func summarize(d *report.Document) (string, error) {
 		}
 		speed.Add(cells...)
 	}
-	add("a copy by one thread, in its caches", Case{Program: "copy"})
-	add("from and to memory", Case{Program: "copy-far"})
+	add("a copy by one thread, between two buffers", Case{Program: "copy"})
+	add("between two times 64", Case{Program: "copy", QPs: 64})
+	add("all over two times 64 MiB", Case{Program: "copy-far"})
 	latency := report.Grid{Rows: [][]string{{"one way, us", "2 B", "4 KiB"}}}
 	for _, scope := range []bench.Scope{bench.Intra, bench.Inter} {
 		add("TCP of the host "+scope.Title(), Case{Program: "tcp", Scope: scope})

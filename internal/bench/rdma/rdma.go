@@ -26,7 +26,9 @@ type Case struct {
 	Program string      `json:"program"`
 	Scope   bench.Scope `json:"scope,omitempty"` // none of a baseline in one place
 	Bytes   int         `json:"bytes"`           // of a message
-	QPs     int         `json:"qps,omitempty"`
+	// QPs is how many queue pairs there are, each with a buffer of its own at each end; of copy,
+	// how many such buffers.
+	QPs int `json:"qps,omitempty"`
 	// Batch is how many send requests are posted at a time.
 	Batch int `json:"batch,omitempty"`
 	// Events has the programs sleep until there are completions instead of polling; perftest does
@@ -94,6 +96,9 @@ func Cases(scopes []bench.Scope) []Case {
 	var cases []Case
 	for _, bytes := range []int{2 << 10, 8 << 10, 64 << 10, 1 << 20} {
 		cases = append(cases, Case{Program: "copy", Bytes: bytes}, Case{Program: "copy-far", Bytes: bytes})
+		if bytes < 1<<20 {
+			cases = append(cases, Case{Program: "copy", Bytes: bytes, QPs: 64})
+		}
 	}
 	cases = append(cases, Case{Program: "spin", Bytes: 4})
 	for _, scope := range scopes {
@@ -207,7 +212,7 @@ func (r *runner) measure(ctx context.Context, c Case) (map[string]float64, error
 	defer cancel()
 	switch c.Program {
 	case "copy":
-		return copyBytes(c.Bytes, c.Bytes), nil
+		return copyBytes(c.Bytes, c.Bytes*max(c.QPs, 1)), nil
 	case "copy-far":
 		return copyBytes(c.Bytes, machine.FarSpan), nil
 	case "spin":

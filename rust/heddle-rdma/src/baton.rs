@@ -118,6 +118,8 @@ pub(crate) struct Worker {
     stat: OnceLock<Option<File>>,
     /// The endpoint whose memory that is, 0 if it is none's yet or any more.
     culprit: AtomicU32,
+    /// One queue pair alone had work when it looked at all last. Its own thread's.
+    alone: AtomicBool,
 }
 
 impl Worker {
@@ -139,6 +141,15 @@ impl Worker {
     /// From now on it serves this endpoint, or all with 0.
     pub(crate) fn serve(&self, endpoint: u32) {
         self.endpoint.store(endpoint, Ordering::Relaxed);
+    }
+
+    /// Whether one queue pair alone had work the last time.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.alone.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_alone(&self, alone: bool) {
+        self.alone.store(alone, Ordering::Relaxed);
     }
 
     /// The next bytes are of a program of this endpoint.

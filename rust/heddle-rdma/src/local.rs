@@ -5,9 +5,10 @@ use std::time::Instant;
 use verbs_protocol::ibv;
 use verbs_protocol::statistics::Reason;
 
-use crate::copying::{CHUNK, Side};
+use crate::copying::{CHUNK, MAPPED_CHUNK, Side};
 use crate::memory::{self, Fault, Use};
 use crate::objects::{Current, Objects};
+use crate::pieces::Piece;
 use crate::protection::{Protection, protects};
 use crate::requests::{Pending, Step, Told, gather};
 
@@ -147,20 +148,22 @@ impl Objects {
             if let Some(until) = self.capped(number, peer) {
                 return Err(Failure::Later(until));
             }
-            let n = chunk(length - current.done);
-            self.from.clear();
-            self.to.clear();
-            to(self, current.done, n).map_err(|Fault| Failure::Destination)?;
+            let done = current.done;
+            let most = self.step_of((number, peer), *bytes);
+            let n = self.next_pieces(length - done, most, |objects, n| {
+                to(objects, done, n).map_err(|Fault| Failure::Destination)?;
+                if send.is_inline() {
+                    return Ok(()); // at most 512 bytes: one chunk
+                }
+                let (entries, entry) = (send.entries(), |i| send.entry(i));
+                gather(&objects.regions, entries, entry, done, n, usage, &mut objects.from)
+                    .map_err(|Fault| Failure::Source)
+            })?;
             if send.is_inline() {
                 #[cfg(feature = "attack")]
                 let send = &self.as_attacked(number, send);
-                // At most 512 bytes: one chunk.
                 self.store(send.inline()).map_err(|_| Failure::Destination)?;
             } else {
-                let (entries, entry) = (send.entries(), |i| send.entry(i));
-                let (from, done) = (&mut self.from, current.done);
-                gather(&self.regions, entries, entry, done, n, usage, from)
-                    .map_err(|Fault| Failure::Source)?;
                 self.copy().map_err(Failure::from)?;
             }
             current.done += n as u64;
@@ -168,6 +171,32 @@ impl Objects {
             self.copied(number, peer, n as u64);
         }
         Ok(())
+    }
+
+    /// How many bytes may be copied at a time, if they are mapped, in what is left of a turn.
+    fn step_of(&self, (from, to): (u32, u32), left: i64) -> usize {
+        let most = if self.is_limited(from, to) { CHUNK } else { MAPPED_CHUNK };
+        usize::try_from(left).unwrap_or(0).clamp(CHUNK, most)
+    }
+
+    /// Has `find` find the pieces of the next bytes of a message, of which so many are left, at
+    /// both ends: `most` if all of them are mapped. Says how many.
+    fn next_pieces<E>(
+        &mut self,
+        left: u64,
+        mut most: usize,
+        find: impl Fn(&mut Self, usize) -> Result<(), E>,
+    ) -> Result<usize, E> {
+        loop {
+            let n = usize::try_from(left).unwrap_or(most).min(most);
+            self.from.clear();
+            self.to.clear();
+            find(self, n)?;
+            if n <= CHUNK || self.from.iter().chain(&self.to).all(Piece::is_mapped) {
+                return Ok(n);
+            }
+            most = CHUNK;
+        }
     }
 
     pub(crate) fn read(
@@ -189,21 +218,22 @@ impl Objects {
             if let Some(until) = self.capped(peer, number) {
                 return Err(Pending::Later(until));
             }
-            let n = chunk(length - current.done);
-            self.from.clear();
-            self.to.clear();
+            let (done, send) = (current.done, &current.send);
+            let most = self.step_of((peer, number), *bytes);
             // The rest, and not only this chunk: what is out of range fails before a byte is read.
-            let at = head.remote_address.checked_add(current.done);
-            let rest = usize::try_from(length - current.done).map_err(|_| Pending::Turn)?;
-            let found = at.ok_or(Fault).and_then(|at| {
-                memory::check(&self.regions, head.rkey, at, rest, remote)?;
-                memory::find(&self.regions, head.rkey, at, n, remote, &mut self.from)
-            });
-            found.map_err(|Fault| Pending::Failed(ibv::WC_REM_ACCESS_ERR))?;
-            let send = &current.send;
-            let (entries, entry) = (send.entries(), |i| send.entry(i));
-            gather(&self.regions, entries, entry, current.done, n, local, &mut self.to)
-                .map_err(|Fault| Pending::Failed(ibv::WC_LOC_PROT_ERR))?;
+            let at = head.remote_address.checked_add(done);
+            let rest = usize::try_from(length - done).map_err(|_| Pending::Turn)?;
+            let n = self.next_pieces(length - done, most, |objects, n| {
+                let (regions, from, to) = (&objects.regions, &mut objects.from, &mut objects.to);
+                let found = at.ok_or(Fault).and_then(|at| {
+                    memory::check(regions, head.rkey, at, rest, remote)?;
+                    memory::find(regions, head.rkey, at, n, remote, from)
+                });
+                found.map_err(|Fault| Pending::Failed(ibv::WC_REM_ACCESS_ERR))?;
+                let (entries, entry) = (send.entries(), |i| send.entry(i));
+                gather(regions, entries, entry, done, n, local, to)
+                    .map_err(|Fault| Pending::Failed(ibv::WC_LOC_PROT_ERR))
+            })?;
             self.copy().map_err(|side| {
                 Pending::Failed(match side {
                     Side::Source => ibv::WC_REM_OP_ERR,
@@ -367,10 +397,6 @@ impl From<Side> for Failure {
             Side::Destination => Self::Destination,
         }
     }
-}
-
-fn chunk(left: u64) -> usize {
-    usize::try_from(left).unwrap_or(CHUNK).min(CHUNK)
 }
 
 fn cost(bytes: usize) -> i64 {

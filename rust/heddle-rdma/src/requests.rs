@@ -21,6 +21,9 @@ use crate::queues::{Dead, ReceiveRing};
 /// What a turn of one queue pair may cost, in bytes that are copied (deficit round robin: Shreedhar
 /// and Varghese, 1995). A turn may cost more by what was begun, and the next one has less then.
 pub(crate) const QUANTUM: i64 = 64 * 1024;
+/// The same while no other one has work: what a turn costs beside requests is shared by more. As
+/// many bytes as are copied at a time.
+const QUANTUM_ALONE: i64 = 4 * QUANTUM;
 /// What a request costs beside its bytes: it and its completion take as long as this many bytes of
 /// mapped memory, and two system calls for memory that is not mapped.
 pub(crate) const REQUEST_COST: i64 = 4096;
@@ -219,7 +222,8 @@ impl Objects {
     fn send_turn(self: &mut Box<Self>, number: u32, now: Instant) -> Turn {
         let mut turn = Turn::default();
         let (debt, epoch) = self.qps.get(number).map_or((0, 0), |qp| (qp.debt, qp.epoch));
-        let mut bytes = QUANTUM - debt;
+        let quantum = if self.worker.is_alone() { QUANTUM_ALONE } else { QUANTUM };
+        let mut bytes = quantum - debt;
         while bytes > 0 {
             let Some(mut current) = self.take_current(number) else { break };
             let before = bytes;
@@ -274,7 +278,7 @@ impl Objects {
                 break;
             }
         }
-        turn.cost = QUANTUM - debt - bytes;
+        turn.cost = quantum - debt - bytes;
         if let Some(qp) = self.qps.get_mut(number) {
             // A queue pair that has nothing to do saves nothing up.
             qp.debt = (-bytes).max(0);

@@ -242,6 +242,7 @@ impl Loop {
     /// up.
     fn turn(&mut self, shard: u32, now: Instant, until: &mut Option<Instant>) -> bool {
         let mut worked = self.visits(shard, now, until);
+        let mut busy = u32::from(worked);
         let mut round = self.contexts(shard, true);
         self.rounds += 1;
         if !round.is_empty() {
@@ -250,49 +251,53 @@ impl Loop {
             round.rotate_left(usize::try_from(self.rounds % length).unwrap_or(0));
         }
         for handle in &round {
-            worked |= self.turn_of(*handle, now, until);
+            let of_it = self.turn_of(*handle, now, until);
+            busy += of_it;
+            worked |= of_it > 0;
             if self.worker.serves() != shard {
                 // It was stuck: others have gone on with the rest.
                 return true;
             }
         }
         self.round = round;
+        self.worker.set_alone(busy == 1);
         worked
     }
 
-    /// The same for one context. What its endpoint has no budget left for is first the next time.
-    fn turn_of(&mut self, handle: u32, now: Instant, until: &mut Option<Instant>) -> bool {
-        let Some(context) = self.objects.contexts.get(handle) else { return false };
+    /// The same for one context: how many of its queue pairs had work, or may have. What its
+    /// endpoint has no budget left for is first the next time.
+    fn turn_of(&mut self, handle: u32, now: Instant, until: &mut Option<Instant>) -> u32 {
+        let Some(context) = self.objects.contexts.get(handle) else { return 0 };
         let (endpoint, first, all) = (context.endpoint, context.first, context.qps.len());
         let shard = self.worker.serves();
-        let (mut worked, mut waits) = (false, false);
+        let (mut busy, mut waits) = (0, false);
         for i in (0..all).map(|i| first + i) {
             if !self.has_budget(endpoint) {
                 if let Some(context) = self.objects.contexts.get_mut(handle) {
                     context.first = i % all;
                 }
-                worked = true;
+                busy += 1;
                 break;
             }
             let qp = self.objects.contexts.get(handle);
             let qp = qp.and_then(|c| c.qps.get(i % c.qps.len().max(1)).copied());
             let Some(qp) = qp else { break };
             let turn = self.objects.turn(qp, now);
-            worked |= turn.worked;
+            busy += u32::from(turn.worked);
             waits |= turn.waits;
             earlier(until, turn.until);
             if let Some(endpoint) = self.objects.endpoints.get_mut(endpoint) {
                 endpoint.budget -= turn.cost;
             }
             if self.worker.serves() != shard {
-                return true;
+                return busy;
             }
         }
         if let Some(context) = self.objects.contexts.get_mut(handle) {
             // What had no turn may wait.
-            context.waits = waits || worked;
+            context.waits = waits || busy > 0;
         }
-        worked
+        busy
     }
 
     /// Whether an endpoint may go on in this round.

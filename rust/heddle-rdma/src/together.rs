@@ -9,7 +9,7 @@ use verbs_protocol::ibv;
 use verbs_protocol::slots::Send;
 use verbs_protocol::statistics::{Path, Traffic};
 
-use crate::copying::{CHUNK, Side};
+use crate::copying::{MAPPED_CHUNK, Side};
 use crate::memory::{self, Use};
 use crate::objects::{Current, Objects};
 use crate::queues::Dead;
@@ -143,7 +143,7 @@ impl Objects {
     /// Adds the bytes of a WRITE, if all are mapped and there are not too many. What it costs.
     fn add(&mut self, batch: &mut Batch, send: &Send, (local, remote): (Use, Use)) -> Option<i64> {
         let length = usize::try_from(send.length()).ok()?;
-        if send.is_inline() || length > CHUNK - batch.length {
+        if send.is_inline() || length > MAPPED_CHUNK - batch.length {
             return None;
         }
         if length == 0 {

@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use shared_ring::SharedMemory;
-use support::pages::Pages;
+use support::pages::{Pages, take_memory};
 use support::{
     Device, End, Router, Sge, at, attacked, attacked_without, eventually, pair_of, punch,
     receiving, request, sending, sge,
@@ -25,6 +25,30 @@ use verbs_protocol::{abi, ibv};
 fn one() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Before `main`, as a thread keeps the arena that it has begun with.
+// SAFETY: the loader calls each function of this section once.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static TAKE_MEMORY: extern "C" fn() = take_memory;
+
+/// What threads allocate while a page does not come is no reason to ask the kernel.
+#[test]
+fn memory_that_tests_allocate_is_there_before_them() {
+    let _one = one();
+    // SAFETY: of no bytes it says where the memory of the allocator ends.
+    let end = || unsafe { libc::sbrk(0) } as usize;
+    let before = end();
+    // A thread that has allocated nothing yet, more than fits into an arena's first piece, and as
+    // much as is mapped by itself.
+    let allocate = || [4112, 1 << 17, 8 << 20].map(|size| std::hint::black_box(vec![1_u8; size]));
+    let taken = std::thread::spawn(allocate).join().unwrap();
+    for bytes in &taken {
+        let at = bytes.as_ptr() as usize;
+        assert!(at < before && at > before - (256 << 20), "{} bytes are mapped", bytes.len());
+    }
+    assert_eq!(end(), before);
 }
 
 /// Where an account has the number of queue pairs.

@@ -14,6 +14,27 @@ const PAGE: usize = 4096;
 /// Pages of the file. The first and the last one come at once, so that all of it can be registered.
 const PAGES: usize = 512;
 
+/// Bytes that the allocator has before the first test.
+const TAKEN: i32 = 64 << 20;
+
+/// Who waits for a page has the page table of all of the test's process, so that whoever asks the
+/// kernel for memory then waits, too: for ever, if it is the thread that is to give the page, or a
+/// test that is to let it go. So the allocator takes what tests need from the kernel beforehand, in
+/// one piece that all threads share, and never asks again or gives back. For before `main`.
+pub(crate) extern "C" fn take_memory() {
+    for (parameter, value) in [
+        (libc::M_ARENA_MAX, 1),
+        (libc::M_MMAP_MAX, 0),
+        (libc::M_TRIM_THRESHOLD, i32::MAX),
+        (libc::M_TOP_PAD, TAKEN),
+    ] {
+        // SAFETY: mallopt takes numbers; no other thread runs yet.
+        unsafe { libc::mallopt(parameter, value) };
+    }
+    // The padding comes with the first bytes that there are none for.
+    drop(std::hint::black_box(vec![0_u8; 1 << 20]));
+}
+
 /// A private mapping of the file.
 pub(crate) struct Pages {
     at: *mut u8,

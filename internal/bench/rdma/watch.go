@@ -59,7 +59,8 @@ func watch(ctx context.Context, agents []*api.Client, scope bench.Scope) (Use, e
 			continue
 		}
 		switch {
-		case first.messages == 0:
+		// Others than those that were seen first: these were an earlier run's, or not all.
+		case first.messages == 0, last.messages == 0 && (now.queuePairs != first.queuePairs || now.processes != first.processes):
 			first = now
 		case now.messages > max(first.messages, last.messages) && now.queuePairs == first.queuePairs && now.processes == first.processes:
 			last = now

@@ -257,9 +257,8 @@ func (r *run) restart(ctx context.Context) (out Restart, err error) {
 	if err := unix.PidfdSendSignal(pidfd, unix.SIGTERM, nil, 0); err != nil {
 		return out, fmt.Errorf("end the agent: %w", err)
 	}
-	ended := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
-	if _, err := unix.Poll(ended, int(agentEnds.Milliseconds())); err != nil || ended[0].Revents == 0 {
-		return out, fmt.Errorf("the agent has not ended after %s: %w", agentEnds, err)
+	if err := awaitEnd(ctx, pidfd); err != nil {
+		return out, err
 	}
 	r.say("the agent has ended after %.2f s", time.Since(began).Seconds())
 	if err := r.place.Restart(ctx); err != nil {
@@ -284,6 +283,24 @@ func (r *run) restart(ctx context.Context) (out Restart, err error) {
 
 // agentEnds bounds how long the agent may take to end.
 const agentEnds = time.Minute
+
+// awaitEnd returns when the process of a pidfd has ended.
+func awaitEnd(ctx context.Context, pidfd int) error {
+	ended := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
+	for until := time.Now().Add(agentEnds); ; {
+		n, err := unix.Poll(ended, 100) // so that an interrupt of the bench is seen
+		switch {
+		case err != nil && err != unix.EINTR:
+			return fmt.Errorf("await the agent's end: %w", err)
+		case n > 0:
+			return nil
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case time.Now().After(until):
+			return fmt.Errorf("the agent has not ended after %s: its log says what it waits for", agentEnds)
+		}
+	}
+}
 
 // Connects of one latency, and callers of an accept rate.
 const (

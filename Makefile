@@ -472,6 +472,7 @@ test-k8s: need-root build k8s image
 # The pages of docs/howto, typed as they stand there. `make test` has those that take seconds.
 test-docs: need-root build attack test-packages
 	$(call install,etcd-client jq $(DEB_PACKAGES))
+	@$(GO) list -deps -tags man $(addprefix ./cmd/,$(PROGRAMS)) >/dev/null # modules of `make deb`, for hosts without a network
 	HEDDLE_BIN=$(CURDIR)/$(BIN) $(GO) test ./test/pages -count=1 -timeout 40m -v -pages.all
 
 # The upgrade from a real earlier build, of commit REV: docs/howto/install-debian.md. `make test` has one from the same

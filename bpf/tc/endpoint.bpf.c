@@ -178,7 +178,7 @@ static __noinline int filter_entering(struct __sk_buff *skb, const struct packet
 	return filter_tcp(skb, p, 0, receiver, translated);
 }
 
-/* A packet for the own stack of endpoint ep, which may be NULL: of TCP, a module may be that. */
+/* A packet for the own stack of endpoint ep, which may be NULL: of TCP, a module may have its part. */
 static __always_inline int into_own_stack(struct __sk_buff *skb, int kind, const struct endpoint *ep)
 {
 	__u32 ifindex = skb->ifindex;
@@ -187,7 +187,7 @@ static __always_inline int into_own_stack(struct __sk_buff *skb, int kind, const
 	if (kind != PACKET_TCP || !ep || !(ep->flags & ENDPOINT_STACK))
 		return TC_ACT_OK;
 	module = bpf_map_lookup_elem(&stack_by_ifindex, &ifindex);
-	return module ? into_stack(skb, module) : TC_ACT_OK;
+	return module && !is_for_own_stack(skb, ifindex) ? into_stack(skb, module) : TC_ACT_OK;
 }
 
 /* Node side of an endpoint's veth, egress: what the node's own processes send to the container, or

@@ -277,13 +277,35 @@ static __always_inline int into_stack(struct __sk_buff *skb, const struct stack_
 	return bpf_redirect(module->ifindex, 0);
 }
 
+/* Whether a packet of TCP for the container behind veth ifindex, whose TCP a module runs, is for a
+ * socket of its own stack all the same: one of a process that is not intercepted. What both have is
+ * that one's: nobody here knows what the module has. Not static, so that the verifier looks at it
+ * once. */
+__noinline int is_for_own_stack(struct __sk_buff *skb, __u32 ifindex)
+{
+	struct endpoint *ep = bpf_map_lookup_elem(&endpoint_by_ifindex, &ifindex);
+	struct bpf_sock *sk;
+	struct packet p;
+
+	if (!ep || ep->nsid < 0 || read_packet(skb, &p) != PACKET_TCP)
+		return 0;
+	if (p.ipv6)
+		sk = lookup6_in(skb, (__u32)ep->nsid, &p.src6, p.tcp.source, &p.dst6, p.tcp.dest);
+	else
+		sk = lookup_in(skb, (__u32)ep->nsid, p.ip.saddr, p.tcp.source, p.ip.daddr, p.tcp.dest);
+	if (!sk)
+		return 0;
+	bpf_sk_release(sk);
+	return 1;
+}
+
 /* Hands the packet to the container behind veth ifindex: at once, or, so that limits see it, by its
  * node side. */
 static __always_inline int into_container(struct __sk_buff *skb, __u32 ifindex)
 {
 	struct stack_device *module = bpf_map_lookup_elem(&stack_by_ifindex, &ifindex);
 
-	if (module)
+	if (module && !is_for_own_stack(skb, ifindex))
 		return into_stack(skb, module);
 	if (limits_in_force)
 		return bpf_redirect_neigh(ifindex, NULL, 0, 0);

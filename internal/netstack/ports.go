@@ -10,10 +10,11 @@ import (
 	"heddle.dev/heddle/internal/plane/stacks/protocol"
 )
 
-// Ports that are chosen for programs: Linux's ip_local_port_range.
+// Ports that are chosen for programs: of Linux's ip_local_port_range those that the container's own
+// stack does not choose.
 const (
 	firstPort  = 32768
-	countPorts = 61000 - firstPort
+	countPorts = 57469 - firstPort
 )
 
 // bound is a bound socket or listener.

@@ -109,8 +109,10 @@ func (l stacksLab) cut(all []liveRule) {
 // live end, and there are no new ones.
 func (l stacksLab) testPolicy(t *testing.T) {
 	l = l.with(t)
-	own := portsFrom(9100)
+	// The container's own stack has the same address, and is asked about as the module is.
+	own, plain := portsFrom(9100), portsFrom(9180)
 	server := l.serveAt("n1/c1", own)
+	l.serveAt("n1/c1 overlay", plain)
 	var live []liveRule
 	ports := map[string]rulePorts{}
 	out := map[string][]int{}
@@ -126,7 +128,7 @@ func (l stacksLab) testPolicy(t *testing.T) {
 		}
 	}
 	began := time.Now()
-	l.applyRules([]map[string]any{lab.DenyRule("reject", own.reject), lab.DenyRule("drop", own.drop)},
+	l.applyRules([]map[string]any{lab.DenyRule("reject", own.reject, plain.reject), lab.DenyRule("drop", own.drop, plain.drop)},
 		[]map[string]any{lab.DenyRule("reject", out["reject"]...), lab.DenyRule("drop", out["drop"]...)})
 	l.cut(live)
 	if took := time.Since(began); took > 2*time.Second { // 1 s on a machine that has nothing else to do
@@ -143,9 +145,10 @@ func (l stacksLab) testPolicy(t *testing.T) {
 			l.try(peer, "n1/c1", own, want)
 		}
 	}
-	// The container's own stack has the same address and no policy of its own: what it sends is
-	// asked about as the module's is, and the answers are the module's, which knows of nothing.
-	l.try("n1/c1 overlay", "n2/c1", ports["n2/c1"], "open=timeout reject=timeout drop=timeout")
+	for _, peer := range []string{"n1/c2", "n2/c1"} {
+		l.try("n1/c1 overlay", peer, ports[peer], want)
+		l.try(peer, "n1/c1", plain, want)
+	}
 	l.cut(live)
 }
 

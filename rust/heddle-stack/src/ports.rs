@@ -10,7 +10,7 @@ use crate::proto::Errno;
 use crate::sys;
 
 /// Ports that are chosen for programs: Linux's `ip_local_port_range`.
-const EPHEMERAL: core::ops::Range<u16> = 32_768..61_000;
+const EPHEMERAL: core::ops::Range<u16> = 32_768..57_469;
 
 /// A bound socket or listener.
 #[derive(Clone, Copy, Debug)]

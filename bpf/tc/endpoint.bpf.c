@@ -122,8 +122,12 @@ static __always_inline int from_endpoint_verdict(struct __sk_buff *skb)
 	 * pass. */
 	if (is_mirror(p.ip.saddr) || is_mirror(p.ip.daddr) || is_loopback4(p.ip.daddr))
 		return from_own_stack(skb, &p, kind, self);
-	if (!self)
+	if (!self) {
+		/* Not known yet: its kernel says which groups it joins as soon as the device is up. */
+		if (p.ipv6 && is_unspecified6(&p.src6))
+			return TC_ACT_SHOT;
 		return drop(REASON_DROP_SPOOFED_SOURCE);
+	}
 	/* Identity on the overlay is the source address. */
 	if (protects(PROTECT_SOURCE) && !may_send_from(self, &p))
 		return drop(REASON_DROP_SPOOFED_SOURCE);
@@ -178,7 +182,7 @@ static __noinline int filter_entering(struct __sk_buff *skb, const struct packet
 	return filter_tcp(skb, p, 0, receiver, translated);
 }
 
-/* A packet for the own stack of endpoint ep, which may be NULL: of TCP, a module may have its part. */
+/* A packet for the own stack of endpoint ep, which may be NULL: a module may have its TCP. */
 static __always_inline int into_own_stack(struct __sk_buff *skb, int kind, const struct endpoint *ep)
 {
 	__u32 ifindex = skb->ifindex;

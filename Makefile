@@ -108,7 +108,7 @@ build: $(BIN)/libheddle-guest.so $(BIN)/libheddle-machine.so $(BIN)/libheddle-po
 rust: need-cargo
 	cd rust && $(CARGO) build --release --locked --quiet
 	@mkdir -p $(BIN)
-	@install $(OUT)/rust/release/heddle-rdma $(OUT)/rust/release/heddle-stack $(OUT)/rust/release/heddle-machine $(BIN)/
+	@flock $(OUT)/install.lock install $(OUT)/rust/release/heddle-rdma $(OUT)/rust/release/heddle-stack $(OUT)/rust/release/heddle-machine $(BIN)/ # two at once: "File exists"
 
 need-cargo:
 	@command -v $(CARGO) >/dev/null || { echo "needs cargo: install rustup, then run 'rustup toolchain install' in rust/"; exit 1; }

@@ -54,7 +54,7 @@ var allowed = map[string][]string{
 	"internal/podlabels":           {},
 	"internal/dockernet":           {"internal/api"},
 	"internal/capture":             {},
-	"internal/doctor":              {"internal/api", "internal/plane/tcp/datapath", "internal/netcfg", "internal/netns", "internal/runtime", "internal/plane/process", "internal/plane/stacks/module", "internal/plane/verbs", "internal/stack"},
+	"internal/doctor":              {"internal/api", "internal/fdkeep", "internal/plane/tcp/datapath", "internal/netcfg", "internal/netns", "internal/runtime", "internal/plane/process", "internal/plane/stacks/module", "internal/plane/verbs", "internal/stack"},
 	"internal/plane/tcp/procnet":   {},
 	"internal/runtime":             {"internal/endpointfile", "internal/plane/tcp/procnet", "internal/plane/verbs/folder"},
 	"internal/durable":             {},

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"os"
 	"os/signal"
@@ -32,6 +33,7 @@ import (
 	"heddle.dev/heddle/internal/plane/verbs"
 	"heddle.dev/heddle/internal/store"
 	"heddle.dev/heddle/internal/systemd"
+	"heddle.dev/heddle/internal/trap"
 	"heddle.dev/heddle/internal/version"
 )
 
@@ -322,6 +324,18 @@ func parsePrefixes(flag string, in []string) ([]netip.Prefix, error) {
 	return out, nil
 }
 
+// sayFiles lets this process have as many files open as it may need, and says so if they are fewer.
+func sayFiles(log *slog.Logger) {
+	files, err := fdkeep.RaiseFiles()
+	if err != nil {
+		log.Error("the limit of open files is not known, or not raised", "err", err)
+	}
+	if room := fdkeep.RoomFor(files); room < trap.DefaultMaxListeners {
+		log.Warn("this process may have few files open: socket() fails with ENFILE in containers beyond what there is room for; give it CAP_SYS_RESOURCE, or LimitNOFILE=131072 in its unit",
+			"limit", files, "containers", room)
+	}
+}
+
 func run(ctx context.Context, cfg node.Config) error {
 	for _, p := range model.Protections {
 		if !p.Protection.On() {
@@ -335,6 +349,7 @@ func run(ctx context.Context, cfg node.Config) error {
 	if os.Getenv("GOMAXPROCS") == "" && runtime.GOMAXPROCS(0) < leastProcs {
 		runtime.GOMAXPROCS(leastProcs) // from now on it does not follow changes of the cgroup's limit
 	}
+	sayFiles(cfg.Log)
 	cfg.Features = doctor.Run(ctx)
 	if missing := doctor.Missing(cfg.Features); len(missing) > 0 {
 		cfg.Log.Error("this host lacks what Heddle needs: run `heddle doctor`", "missing", missing)
@@ -359,7 +374,10 @@ func newFDKeepCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "fdkeep", Aliases: []string{"park"}, Short: "Keep seccomp listeners while no agent runs (started by heddled itself)",
 		Args: cobra.NoArgs, SilenceUsage: true, SilenceErrors: true, Hidden: true,
-		RunE: func(cmd *cobra.Command, _ []string) error { return fdkeep.Run(cmd.Context(), socket) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, _ = fdkeep.RaiseFiles() // the agent says so if it cannot
+			return fdkeep.Run(cmd.Context(), socket)
+		},
 	}
 	cmd.Flags().StringVar(&socket, "socket", "", "Unix socket to serve")
 	return cmd

@@ -14,6 +14,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/fdkeep"
 )
 
 // host reads a machine's /proc and /sys below root; tests give it trees of their own.
@@ -260,18 +262,14 @@ func memlock() finding {
 
 // minNofile is room for a listener each for about a thousand containers and exec'd commands,
 // sockets made ahead, and the store's connections.
-const minNofile = 4096
+const minNofile = 8192
 
 func nofile() finding {
 	f := finding{name: "nofile"}
-	var limit unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		f.err = err
-		return f
-	}
-	f.detail = "hard limit " + limitString(limit.Max)
-	if limit.Max < minNofile {
-		f.err = fmt.Errorf("%s, want %d or more", f.detail, minNofile)
+	limit, err := fdkeep.RaiseFiles() // as the agent does
+	f.detail = fmt.Sprintf("limit %d: room for some %d containers", limit, fdkeep.RoomFor(limit))
+	if err != nil || limit < minNofile {
+		f.err = errors.Join(fmt.Errorf("%s, want %d or more", f.detail, minNofile), err)
 	}
 	return f
 }

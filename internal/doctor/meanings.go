@@ -89,7 +89,7 @@ var meanings = map[string]meaning{
 	"memlock": {true, "BPF maps cannot be made: this kernel counts them against RLIMIT_MEMLOCK",
 		"use Linux 5.11 or later, or raise the limit (LimitMEMLOCK=infinity in the agent's unit)"},
 	"nofile": {false, "the agent holds few seccomp listeners, and containers soon get ENFILE from socket()",
-		"raise the limit (LimitNOFILE=65536 in the agent's unit)"},
+		"raise the limit (LimitNOFILE=131072 in the agent's unit)"},
 	"sysctls": {true, "the agent cannot make the settings that its devices need",
 		"run where /proc/sys is writable (a container needs it mounted read-write)"},
 	"ip_forward": {true, "containers reach neither each other's node nor the outside, but for direct connections",

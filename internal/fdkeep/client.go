@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -49,15 +50,25 @@ func (c *Client) Drop(key string) error {
 	return nil
 }
 
-// TakeAll fetches duplicates of everything kept. The keeper keeps its own, so that an agent that
-// dies right after loses nothing.
-func (c *Client) TakeAll() ([]Kept, error) {
-	all, err := c.do(request{Op: opTake, Look: true})
+// Take fetches duplicates of what is kept under keys that begin with prefix. The keeper keeps its
+// own, so that an agent that dies right after loses nothing.
+func (c *Client) Take(prefix string) (some []Kept, err error) {
+	all, err := c.do(request{Op: opTake, Key: prefix, Look: true})
 	if err != nil {
 		return nil, fmt.Errorf("fetch kept listeners: %w", err)
 	}
-	return all, nil
+	for _, p := range all {
+		if strings.HasPrefix(p.Key, prefix) {
+			some = append(some, p)
+		} else { // a keeper of an earlier build sends everything
+			closeAll([]int{p.FD, p.Page})
+		}
+	}
+	return some, nil
 }
+
+// TakeAll is Take of everything.
+func (c *Client) TakeAll() ([]Kept, error) { return c.Take("") }
 
 // Watch returns when the keeper ends; nil then. It returns an error if ctx ends before, or no
 // keeper answers.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strings"
 	"sync"
 	"time"
 
@@ -112,7 +113,7 @@ func (h *keeper) answer(ctx context.Context, c *net.UnixConn, stop context.Cance
 		if !r.Look {
 			h.endAway() // an agent from before there was opServe
 		}
-		err = h.sendAll(c)
+		err = h.sendAll(c, r.Key)
 	case r.Op == opServe:
 		h.served(ctx, c)
 		return // the answer came at the beginning
@@ -183,10 +184,14 @@ func (h *keeper) closeAll() {
 	}
 }
 
-// sendAll sends every entry with duplicates of its descriptors. It copies one entry at a time under
-// the lock and sends without it, so it needs two spare descriptors however much is kept.
-func (h *keeper) sendAll(c *net.UnixConn) error {
+// sendAll sends every entry whose key begins with prefix, with duplicates of its descriptors. It
+// copies one entry at a time under the lock and sends without it, so it needs two spare descriptors
+// however much is kept.
+func (h *keeper) sendAll(c *net.UnixConn, prefix string) error {
 	for _, key := range h.keys() {
+		if !strings.HasPrefix(key, prefix) {
+			continue
+		}
 		meta, fds, err := h.copyOf(key)
 		if err != nil {
 			return err

@@ -137,6 +137,13 @@ func TestPutTakeDrop(t *testing.T) {
 			t.Errorf("page of k1: %q %v", b, err)
 		}
 	}
+	some, err := c.Take("k1")
+	for _, p := range some {
+		closeAll([]int{p.FD, p.Page})
+	}
+	if err != nil || len(some) != 1 || some[0].Key != "k1" {
+		t.Errorf("taken of k1: %+v, %v", some, err)
+	}
 }
 
 func TestHungUpListenersAreDropped(t *testing.T) {

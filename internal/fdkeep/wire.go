@@ -45,7 +45,7 @@ const (
 // order.
 type request struct {
 	Op   string `json:"op"`
-	Key  string `json:"key,omitempty"`
+	Key  string `json:"key,omitempty"` // of opTake: what keys begin with
 	Meta []byte `json:"meta,omitempty"`
 	// Look says of opTake that the client does not answer calls, or says so by opServe.
 	Look bool `json:"look,omitempty"`

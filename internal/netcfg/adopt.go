@@ -135,7 +135,7 @@ func InspectAdopted(cfg EndpointConfig) (EndpointState, error) {
 	}
 	st.MTU = host.Attrs().MTU
 	for _, dir := range []Direction{Ingress, Egress} {
-		there, err := ownFilter(h, host, dir)
+		there, err := ownFilter(host.Attrs().Index, dir)
 		if err != nil || there == nil {
 			st.Problems = append(st.Problems, fmt.Sprintf("device %s has no program of Heddle's at its %s", st.Name, dir))
 		}
@@ -194,7 +194,7 @@ func adoptedLinks(h *netlink.Handle) (out []netlink.Link, err error) {
 		if _, ours := endpointOf(l); ours || l.Type() != "veth" || strings.HasPrefix(l.Attrs().Name, "heddle-") {
 			continue
 		}
-		if own, err := ownFilter(h, l, Egress); err == nil && own != nil { // else another's, or gone
+		if own, err := ownFilter(l.Attrs().Index, Egress); err == nil && own != nil { // else another's, or gone
 			out = append(out, l)
 		}
 	}

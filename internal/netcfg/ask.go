@@ -48,7 +48,10 @@ func ask(kind, flags int, each func(m syscall.NetlinkMessage) (more bool), data 
 			case m.Header.Type == unix.NLMSG_DONE:
 				return nil
 			case m.Header.Type == unix.NLMSG_ERROR && len(m.Data) >= 4:
-				return unix.Errno(-int32(nl.NativeEndian().Uint32(m.Data)))
+				if errno := -int32(nl.NativeEndian().Uint32(m.Data)); errno != 0 {
+					return unix.Errno(errno)
+				}
+				return nil
 			case !each(m):
 				return nil
 			}

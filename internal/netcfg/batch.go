@@ -108,15 +108,19 @@ func parseAcks(raw []byte) (acks []ack, err error) {
 	return acks, nil
 }
 
-// up sets a device up, and gives it an alias unless that is "".
-func (b *batch) up(index int, alias string) {
+// up sets a device up.
+func (b *batch) up(index int) {
 	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
 	msg.Index, msg.Flags, msg.Change = int32(index), unix.IFF_UP, unix.IFF_UP
-	data := []nl.NetlinkRequestData{msg}
-	if alias != "" {
-		data = append(data, nl.NewRtAttr(unix.IFLA_IFALIAS, []byte(alias)))
-	}
-	b.add(fmt.Sprintf("set device %d up", index), unix.RTM_SETLINK, 0, data...)
+	b.add(fmt.Sprintf("set device %d up", index), unix.RTM_SETLINK, 0, msg)
+}
+
+// alias names a device for operators. It comes before up, and not with it: to tell of the alias of
+// a device that is up, the kernel goes through all IPv6 routes of its namespace.
+func (b *batch) alias(index int, alias string) {
+	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
+	msg.Index = int32(index)
+	b.add(fmt.Sprintf("set alias of device %d", index), unix.RTM_SETLINK, 0, msg, nl.NewRtAttr(unix.IFLA_IFALIAS, []byte(alias)))
 }
 
 // address adds a as a host address.

@@ -15,7 +15,7 @@ func TestBatch(t *testing.T) {
 	first, second := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")
 	in(t, ns, func() error {
 		var b batch
-		b.up(LoopbackIfindex, "")
+		b.up(LoopbackIfindex)
 		b.address(LoopbackIfindex, first)
 		b.address(999, first)
 		b.address(LoopbackIfindex, second)

@@ -271,13 +271,14 @@ func setContainerSide(eth netlink.Link, cfg EndpointConfig, fresh bool) error {
 	// sends to itself.
 	var b batch
 	index := eth.Attrs().Index
-	b.up(LoopbackIfindex, "")
-	b.up(index, "")
-	if fresh {
-		for _, a := range cfg.Addrs {
+	b.up(LoopbackIfindex)
+	b.up(index)
+	for _, a := range cfg.Addrs {
+		if fresh {
 			b.address(index, a)
-			b.neighbour(index, sameFamily(a, cfg.Gateways), hostMAC(cfg.ID).String())
 		}
+		// Not by setNeighbours: see there of what a list costs.
+		b.neighbour(index, sameFamily(a, cfg.Gateways), hostMAC(cfg.ID).String())
 	}
 	if err := b.do(unix.EEXIST); err != nil {
 		return err
@@ -293,24 +294,17 @@ func setContainerSide(eth netlink.Link, cfg EndpointConfig, fresh bool) error {
 	return awaitAddrs6(eth, slices.DeleteFunc(slices.Clone(cfg.Addrs), netip.Addr.Is4))
 }
 
-// setContainerRoutes is the part of setContainerSide that leads out of the container. fresh says
-// that the neighbours are there, and no route of Heddle's yet.
+// setContainerRoutes is the part of setContainerSide that leads out of the container by neighbours
+// that are there. fresh says that no route of Heddle's is yet.
 func setContainerRoutes(index int, cfg EndpointConfig, fresh bool) error {
 	h := each()
 	owned := &ownedRoutes{h: h}
-	neighbours := map[netip.Addr]string{}
 	var routes []route
 	for _, a := range cfg.Addrs {
 		gw := sameFamily(a, cfg.Gateways)
-		neighbours[gw] = hostMAC(cfg.ID).String()
 		routes = append(routes, // in this order: the second needs the first
 			route{table: unix.RT_TABLE_MAIN, dst: netip.PrefixFrom(gw, gw.BitLen()), kind: unix.RTN_UNICAST, link: index},
 			route{table: unix.RT_TABLE_MAIN, dst: defaultDst(a), kind: unix.RTN_UNICAST, link: index, gw: gw})
-	}
-	if !fresh {
-		if err := setNeighbours(h, index, neighbours); err != nil {
-			return err
-		}
 	}
 	if fresh && !cfg.Adopt {
 		return owned.ensure(routes...)
@@ -329,6 +323,15 @@ func setContainerRoutes(index int, cfg EndpointConfig, fresh bool) error {
 		}
 		if err != nil {
 			return err
+		}
+	}
+	for key, r := range have {
+		if want[key] || !r.dst.IsSingleIP() {
+			continue
+		}
+		was := permanentNeighbour(index, r.dst.Addr(), "") // a gateway once
+		if err := h.NeighDel(was); err != nil && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("delete neighbour %v: %w", r.dst.Addr(), err)
 		}
 	}
 	return pruneRoutes(h, have, func(r route) bool { return !want[r.key()] })
@@ -364,7 +367,8 @@ func setHostSide(host netlink.Link, cfg EndpointConfig, fresh bool) error {
 	h, index := each(), host.Attrs().Index
 	var b batch
 	if alias := cfg.Name[:min(len(cfg.Name), maxAlias)]; host.Attrs().Alias != alias || host.Attrs().Flags&net.FlagUp == 0 {
-		b.up(index, alias)
+		b.alias(index, alias)
+		b.up(index)
 	}
 	routes := cfg.Routes.owned()
 	if !fresh {

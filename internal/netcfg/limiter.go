@@ -138,7 +138,7 @@ func detachLimiters(h *netlink.Handle, gone func(string, ...any)) error {
 
 // detachLimiter is detachLimiters for one device; it gives how many programs were there.
 func detachLimiter(h *netlink.Handle, link netlink.Link) (removed int, err error) {
-	clsact, err := hasClsact(h, link)
+	clsact, err := hasClsact(link.Attrs().Index)
 	if err != nil || !clsact {
 		return 0, err
 	}

@@ -34,7 +34,7 @@ func TestOneDeviceAmongMany(t *testing.T) {
 		}
 		clsact := func(l netlink.Link, want bool, when string) {
 			t.Helper()
-			if have, err := hasClsact(h, l); err != nil || have != want {
+			if have, err := hasClsact(l.Attrs().Index); err != nil || have != want {
 				t.Errorf("%s: %s has a clsact qdisc: %v, %v; want %v", when, l.Attrs().Name, have, err, want)
 			}
 		}

@@ -159,20 +159,11 @@ func LeaveOwnStack(path string, id model.EndpointID, ports model.PortRange) erro
 // isOthersLoopback reports whether lo of this namespace has Heddle's program for another endpoint
 // than id.
 func isOthersLoopback(id model.EndpointID) (bool, error) {
-	h, err := open()
-	if err != nil {
-		return false, err
-	}
-	defer h.Close()
-	lo, err := h.LinkByIndex(LoopbackIfindex)
-	if err != nil {
-		return false, fmt.Errorf("lo: %w", err)
-	}
-	f, err := ownFilter(h, lo, Egress)
+	f, err := ownFilter(LoopbackIfindex, Egress)
 	if errors.Is(err, errForeignFilter) {
 		return false, nil
 	}
-	return f != nil && f.ClassId != uint32(id), err
+	return f != nil && f.class != uint32(id), err
 }
 
 // errNoContainer: there is no network namespace of a container at the path.

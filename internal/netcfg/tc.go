@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -82,24 +83,25 @@ func attachTC(ifindex int, filters []Filter) error {
 
 // mayAttach fails if another's qdisc or filter is in the place of Heddle's.
 func mayAttach(ifindex int, filters []Filter) error {
-	h, err := open()
+	clsact, err := hasClsact(ifindex)
 	if err != nil {
 		return err
 	}
-	defer h.Close()
-	link, err := h.LinkByIndex(ifindex)
-	if err != nil {
-		return err
-	}
-	if err := ensureClsact(h, link); err != nil {
-		return err
+	if !clsact {
+		name, _, _ := Device(ifindex) // "" if it has gone
+		return ingressError(name)
 	}
 	for _, f := range filters {
-		if _, err := ownFilter(h, link, f.Direction); err != nil {
+		if _, err := ownFilter(ifindex, f.Direction); err != nil {
 			return fmt.Errorf("%s: %w", f, err)
 		}
 	}
 	return nil
+}
+
+// ingressError says that another qdisc is in the place of Heddle's.
+func ingressError(device string) error {
+	return fmt.Errorf("device %s has an ingress qdisc, which excludes clsact; delete it (tc qdisc del dev %[1]s ingress)", device)
 }
 
 // DetachTC undoes AttachTC, and removes the device's clsact qdisc if no filter is left on it. That
@@ -125,11 +127,11 @@ func DetachTC(ifindex int, dir Direction) error {
 
 // detach is DetachTC; found says that the program was there.
 func detach(h *netlink.Handle, link netlink.Link, dir Direction) (found bool, err error) {
-	clsact, err := hasClsact(h, link)
+	clsact, err := hasClsact(link.Attrs().Index)
 	if err != nil || !clsact {
 		return false, err
 	}
-	own, err := ownFilter(h, link, dir)
+	own, err := ownFilter(link.Attrs().Index, dir)
 	if errors.Is(err, errForeignFilter) || err == nil && own == nil {
 		return false, nil
 	}
@@ -154,26 +156,76 @@ func detach(h *netlink.Handle, link netlink.Link, dir Direction) (found bool, er
 // errForeignFilter: the place of Heddle's filter is taken.
 var errForeignFilter = errors.New("priority 1 is taken by a filter that is not Heddle's; move it to another priority (tc filter)")
 
+// attached is a filter that a device has.
+type attached struct {
+	priority uint16
+	handle   uint32
+	name     string // "" but for BPF programs
+	class    uint32 // that the program reads
+}
+
 // ownFilter gives Heddle's filter, nil if it is not there, and errForeignFilter if another is in
 // its place.
-func ownFilter(h *netlink.Handle, link netlink.Link, dir Direction) (own *netlink.BpfFilter, err error) {
-	list, err := dump(func() ([]netlink.Filter, error) { return h.FilterList(link, dir.parent()) })
+func ownFilter(ifindex int, dir Direction) (own *attached, err error) {
+	list, err := dump(func() (list []attached, err error) {
+		err = ask(unix.RTM_GETTFILTER, unix.NLM_F_DUMP, func(m syscall.NetlinkMessage) bool {
+			if f, ok := parseFilter(m.Data); ok {
+				list = append(list, f)
+			}
+			return true
+		}, &nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(ifindex), Parent: dir.parent()})
+		return list, err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("list filters: %w", err)
 	}
 	for _, f := range list {
-		if f.Attrs().Priority != filterPriority {
+		if f.priority != filterPriority {
 			continue
 		}
-		bpf, ok := f.(*netlink.BpfFilter)
-		if !ok || !strings.HasPrefix(bpf.Name, filterOwner) {
+		if !strings.HasPrefix(f.name, filterOwner) {
 			return nil, errForeignFilter
 		}
-		if bpf.Handle == filterHandle {
-			own = bpf
+		if f.handle == filterHandle {
+			own = &f
 		}
 	}
 	return own, nil
+}
+
+// parseFilter reads one of a list. The kernel also tells of each priority, without options: that is
+// no filter.
+func parseFilter(raw []byte) (f attached, ok bool) {
+	if len(raw) < nl.SizeofTcMsg {
+		return f, false
+	}
+	msg := nl.DeserializeTcMsg(raw)
+	f.handle = msg.Handle
+	f.priority, _ = netlink.MajorMinor(msg.Info)
+	attrs, err := nl.ParseRouteAttr(raw[nl.SizeofTcMsg:])
+	if err != nil {
+		return f, false
+	}
+	bpf := false
+	for _, a := range attrs {
+		switch a.Attr.Type {
+		case nl.TCA_KIND:
+			bpf = nl.BytesToString(a.Value) == "bpf"
+		case nl.TCA_OPTIONS:
+			ok = true
+			options, err := nl.ParseRouteAttr(a.Value)
+			for _, o := range options {
+				switch {
+				case err != nil || !bpf: // another kind's options have other meanings
+				case o.Attr.Type == nl.TCA_BPF_NAME:
+					f.name = nl.BytesToString(o.Value)
+				case o.Attr.Type == nl.TCA_BPF_CLASSID:
+					f.class = nl.NativeEndian().Uint32(o.Value)
+				}
+			}
+		}
+	}
+	return f, ok
 }
 
 func newFilter(ifindex int, dir Direction) *netlink.BpfFilter {
@@ -194,26 +246,27 @@ func newClsact(ifindex int) *netlink.GenericQdisc {
 	}
 }
 
-func hasClsact(h *netlink.Handle, link netlink.Link) (bool, error) {
+func hasClsact(ifindex int) (there bool, err error) {
 	// One device's is asked for by its place. A list is of all devices, whatever device it is asked
 	// for.
-	req := nl.NewNetlinkRequest(unix.RTM_GETQDISC, unix.NLM_F_ECHO|unix.NLM_F_ACK)
-	req.AddData(&nl.TcMsg{Family: unix.AF_UNSPEC, Ifindex: int32(link.Attrs().Index), Parent: netlink.HANDLE_CLSACT})
-	messages, err := req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWQDISC) // none with an error
-	if errors.Is(err, unix.ENOENT) {
-		return false, nil
-	}
-	for _, m := range messages {
-		attrs, perr := nl.ParseRouteAttr(m[nl.SizeofTcMsg:])
+	told := false
+	err = ask(unix.RTM_GETQDISC, unix.NLM_F_ECHO|unix.NLM_F_ACK, func(m syscall.NetlinkMessage) bool {
+		attrs, _ := nl.ParseRouteAttr(m.Data[min(nl.SizeofTcMsg, len(m.Data)):])
 		for _, a := range attrs {
-			if perr == nil && a.Attr.Type == nl.TCA_KIND {
-				return nl.BytesToString(a.Value) == "clsact", nil
+			if a.Attr.Type == nl.TCA_KIND {
+				told, there = true, nl.BytesToString(a.Value) == "clsact"
 			}
 		}
+		return false
+	}, &nl.TcMsg{Family: unix.AF_UNSPEC, Ifindex: int32(ifindex), Parent: netlink.HANDLE_CLSACT})
+	if told || errors.Is(err, unix.ENOENT) {
+		return there, nil
 	}
 	// The kernel has no answer but that it has understood, or EINVAL, where there was one that is
 	// gone.
-	list, err := dump(func() ([]netlink.Qdisc, error) { return h.QdiscList(link) })
+	list, err := dump(func() ([]netlink.Qdisc, error) {
+		return each().QdiscList(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Index: ifindex}})
+	})
 	if err != nil {
 		return false, fmt.Errorf("list qdiscs: %w", err)
 	}
@@ -229,10 +282,10 @@ func hasClsact(h *netlink.Handle, link netlink.Link) (bool, error) {
 func ensureClsact(h *netlink.Handle, link netlink.Link) error {
 	err := h.QdiscAdd(newClsact(link.Attrs().Index))
 	if errors.Is(err, unix.EEXIST) {
-		if there, err := hasClsact(h, link); err != nil || there {
+		if there, err := hasClsact(link.Attrs().Index); err != nil || there {
 			return err
 		}
-		return fmt.Errorf("device %s has an ingress qdisc, which excludes clsact; delete it (tc qdisc del dev %[1]s ingress)", link.Attrs().Name)
+		return ingressError(link.Attrs().Name)
 	}
 	if err != nil {
 		return fmt.Errorf("add clsact qdisc: %w", err)
@@ -256,14 +309,14 @@ func DetachElsewhere(name string, keep ...int) error {
 		if _, endpoint := endpointOf(l); endpoint || slices.Contains(keep, l.Attrs().Index) {
 			continue
 		}
-		if clsact, err := hasClsact(h, l); err != nil || !clsact {
+		if clsact, err := hasClsact(l.Attrs().Index); err != nil || !clsact {
 			if err != nil && !errors.Is(err, unix.ENODEV) {
 				return fmt.Errorf("qdiscs of %s: %w", l.Attrs().Name, err)
 			}
 			continue
 		}
-		own, err := ownFilter(h, l, Ingress)
-		if err == nil && own != nil && own.Name == filterOwner+name {
+		own, err := ownFilter(l.Attrs().Index, Ingress)
+		if err == nil && own != nil && own.name == filterOwner+name {
 			_, err = detach(h, l, Ingress)
 		}
 		if err != nil && !errors.Is(err, errForeignFilter) && !errors.Is(err, unix.ENODEV) {

@@ -50,6 +50,7 @@ type Agent struct {
 	restorer    *restorer
 	topology    *topology
 
+	calls    *serving     // of trapped calls, begun by Start
 	listener net.Listener // of the API; Run serves it
 	plugin   net.Listener // for Docker; nil: not asked for
 }
@@ -67,13 +68,14 @@ func compose(h *host) *Agent {
 		docker: &docker{
 			host: h, attachments: at, endpoints: es, reserved: make(map[netip.Addr]model.EndpointID), asked: make(chan struct{}, 1),
 		},
-		attachments: at, recovery: rc, restorer: &restorer{h, at, es, mg, tp}, topology: tp,
+		attachments: at, recovery: rc, restorer: &restorer{host: h, attachments: at, endpoints: es, migration: mg, topology: tp}, topology: tp,
 	}
 }
 
 // Start brings the node up: store, devices, programs, then the endpoints that an earlier agent
-// left. When it returns, containers can be attached. Run serves them; Close gives up what Start
-// opened and leaves the node's network in place.
+// left. Their calls are answered as soon as it is known whose they are, their devices looked at
+// after that. When it returns, containers can be attached. Run serves them; Close gives up what
+// Start opened and leaves the node's network in place.
 func Start(ctx context.Context, cfg Config) (_ *Agent, err error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -103,6 +105,8 @@ func Start(ctx context.Context, cfg Config) (_ *Agent, err error) {
 		func() error { return a.join(ctx) },
 		a.setUpEncryption, a.setUpInner, a.chooseFamilies, a.setupKernel, a.listenForCalls,
 		func() error { return a.restorer.restore(ctx) },
+		func() error { a.calls = serveCalls(ctx, a.traps); return nil },
+		func() error { return a.restorer.finish(ctx) },
 	} {
 		if err := step(); err != nil {
 			return nil, err
@@ -224,7 +228,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	wg.Go(func() { a.keepKeys.run(ctx) })
 	wg.Go(func() { a.flows.runExport(ctx) })
 	serve("topology", func() error { return a.topology.followTopology(ctx, states, locals) })
-	serve("trapped calls", func() error { return a.traps.Serve(ctx) })
+	serve("trapped calls", func() error { return a.calls.wait(ctx) })
 	for _, p := range a.planes {
 		serve("plane "+p.Name(), func() error { return p.Run(ctx) })
 	}

@@ -157,7 +157,7 @@ func agentOfThreePlanes(t *testing.T) {
 	leaveWithLimits(t, agent, stop)
 	calls.Take()
 	agent, stop = startAgent(t, cfg)
-	wantCalls(t, "restore one of two", &calls, "a attach c2", "b attach c2", "b detach gone", "a detach gone", "a lift gone", "b lift gone")
+	wantCalls(t, "restore one of two", &calls, "b detach gone", "a detach gone", "a lift gone", "b lift gone", "a attach c2", "b attach c2")
 	if use, err := agent.LimitUse(t.Context()); err != nil || len(use) != 1 || use[0].Endpoint != "c2" {
 		t.Errorf("limits after a restart without a container: %+v, %v", use, err)
 	}

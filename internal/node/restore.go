@@ -25,13 +25,14 @@ const (
 const defaultCompareMaps = time.Minute
 
 // restorer takes over what an earlier agent left, tries again what went wrong with that, and
-// removes what belongs to nobody. It has no state of its own; it holds endpoints.change.
+// removes what belongs to nobody. It holds endpoints.change.
 type restorer struct {
 	*host
 	attachments *attachments
 	endpoints   *endpoints
 	migration   *migration
 	topology    *topology
+	left        []model.Endpoint // for finish
 }
 
 // restore takes over the endpoints that the store has for this node, an earlier agent's, and those
@@ -81,7 +82,7 @@ func (rs *restorer) restore(ctx context.Context) error {
 		for _, addr := range e.Addrs {
 			addrs[addr] = true
 		}
-		if rs.takeOver(e) {
+		if rs.recall(e) || rs.takeOver(e) {
 			keep[e.ID] = true
 		}
 	}
@@ -98,6 +99,37 @@ func (rs *restorer) restore(ctx context.Context) error {
 	}
 	_ = rs.planes.RestoreLimits(rs.endpoints.limited(model.Endpoint{})) // what fails is a fault, which repair tries again
 	return rs.topology.applyTopology(state, local)
+}
+
+// recall makes an endpoint known whose calls can be answered by what an earlier agent left, and
+// leaves to finish to look at that. It reports false for one that has to be taken over first.
+func (rs *restorer) recall(e model.Endpoint) bool {
+	inode, err := netcfg.NetnsInode(e.NetnsPath)
+	if err != nil || rs.stacker.hasProfile(e.ID) || !rs.planes.Recall(e, inode) {
+		return false
+	}
+	if err := rs.attachments.setNetns(e.ID, inode); err != nil {
+		return false
+	}
+	rs.known.add(e)
+	rs.left = append(rs.left, e)
+	return true
+}
+
+// finish takes over the endpoints that restore has recalled, unless ctx ends: then they stay as
+// they were left. Calls are answered meanwhile: with many containers it takes seconds.
+func (rs *restorer) finish(ctx context.Context) error {
+	rs.endpoints.change.Lock()
+	defer rs.endpoints.change.Unlock()
+	rs.attachments.routes = netcfg.ListOnce()
+	defer func() { rs.attachments.routes, rs.left = nil, nil }()
+	for _, e := range rs.left {
+		if ctx.Err() != nil {
+			return nil
+		}
+		rs.takeOver(e)
+	}
+	return nil
 }
 
 // deleteNoted deletes the endpoints that were to be deleted while no agent ran, and gives the

@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -10,12 +11,17 @@ import (
 	"testing"
 	"time"
 
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg"
+	"heddle.dev/heddle/internal/netns"
 	"heddle.dev/heddle/internal/plane"
 	"heddle.dev/heddle/internal/plane/tcp/datapath"
 	"heddle.dev/heddle/internal/plane/tcp/names"
+	"heddle.dev/heddle/internal/stack"
+	"heddle.dev/heddle/internal/testutil"
 )
 
 // openDatapath loads the programs for a node that has nothing but a BPF file system and a cgroup.
@@ -114,4 +120,92 @@ func (mapsOnly) Name() string { return "maps" }
 
 func (m mapsOnly) Keep(keep map[model.EndpointID]bool) (map[string]int, error) {
 	return m.d.KeepEndpoints(keep)
+}
+
+// recalls is a plane that recalls one endpoint, in one network namespace.
+type recalls struct {
+	plane.Plane
+	id    model.EndpointID
+	netns uint64
+}
+
+func (r recalls) Recall(e model.Endpoint, netns uint64) bool { return e.ID == r.id && netns == r.netns }
+
+// TestRecalledByMaps: the programs' maps say whether an endpoint is as an earlier agent left it.
+func TestRecalledByMaps(t *testing.T) {
+	d := openDatapath(t)
+	e := endpointOf(1, "e", "10.244.1.2")
+	if d.Recall(e, 77) {
+		t.Error("one that is not there is recalled")
+	}
+	if err := d.SetEndpoint(e, 901, datapath.ContainerSide{Netns: 77}); err != nil {
+		t.Fatal(err)
+	}
+	moved, later, plain := e, e, e
+	moved.Addrs, later.Created = []netip.Addr{netip.MustParseAddr("10.244.1.3")}, e.Created.Add(time.Second)
+	plain.Planes.TCP.Intercepted = false
+	for what, changed := range map[string]model.Endpoint{"address": moved, "creation": later, "interception": plain} {
+		if d.Recall(changed, 77) {
+			t.Errorf("one with another %s is recalled", what)
+		}
+	}
+	if d.Recall(e, 78) {
+		t.Error("one in another namespace is recalled")
+	}
+	if !d.Recall(e, 77) {
+		t.Error("not recalled")
+	}
+}
+
+// TestRecalledFirst: calls of an endpoint are answered before its devices are looked at, unless
+// more than the programs' maps is needed for that.
+func TestRecalledFirst(t *testing.T) {
+	testutil.NeedRoot(t, "makes a network namespace")
+	name := fmt.Sprintf("hdt-%d-recall", os.Getpid())
+	if err := netns.Create(name); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := netns.Delete(name); err != nil {
+			t.Error(err)
+		}
+	})
+	h := recordingHost(t.TempDir())
+	h.stacker = newStacker("n1", newAway(func() {}), &h.faults, h.log)
+	a := compose(h)
+	plain := endpointOf(1, "plain", "10.244.1.2")
+	plain.NetnsPath = netns.Path(name)
+	inode, err := netcfg.NetnsInode(plain.NetnsPath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.planes = plane.Set{recalls{id: plain.ID, netns: inode}}
+	other, profile, unknown, gone := plain, plain, plain, plain
+	other.ID, profile.ID, unknown.ID, gone.NetnsPath = 2, 3, 4, netns.Path("hdt-none")
+	for _, e := range []model.Endpoint{plain, other} {
+		h.stacker.chosen[e.ID] = stack.Choice{Stack: stack.Kernel}
+	}
+	h.stacker.chosen[profile.ID] = stack.Choice{Stack: stack.Kernel, Profile: &stack.Profile{Name: "p"}}
+	for _, e := range []model.Endpoint{other, profile, unknown, gone} {
+		if a.restorer.recall(e) {
+			t.Errorf("endpoint %d waits for nothing", e.ID)
+		}
+	}
+	if h.known.len() > 0 || len(a.restorer.left) > 0 {
+		t.Errorf("known are %v, left %v", h.known.all(), a.restorer.left)
+	}
+	if !a.restorer.recall(plain) || len(a.restorer.left) != 1 {
+		t.Fatalf("left are %v", a.restorer.left)
+	}
+	if id, err := a.attachments.resolve("plain", specs.ContainerProcessState{}); err != nil || id != plain.ID {
+		t.Errorf("calls of %q are of %d, %v", "plain", id, err)
+	}
+	if _, ok := h.known.netnsOf(plain.ID); !ok {
+		t.Error("its namespace is not known")
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := a.restorer.finish(ended); err != nil || a.restorer.left != nil { // else it has no planes
+		t.Errorf("left are %v, %v", a.restorer.left, err)
+	}
 }

@@ -81,6 +81,14 @@ func (s *stacker) know(e model.Endpoint) {
 	s.own[e.ID] = e
 }
 
+// hasProfile reports whether the last state gave an endpoint a profile.
+func (s *stacker) hasProfile(id model.EndpointID) bool {
+	s.change.Lock()
+	defer s.change.Unlock()
+	c, told := s.chosen[id]
+	return !told || c.Profile != nil
+}
+
 // moduleOf gives the stack that runs an endpoint's TCP, "" if the kernel does.
 func (s *stacker) moduleOf(id model.EndpointID) string {
 	s.change.Lock()

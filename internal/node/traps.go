@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"fmt"
 	"path/filepath"
 
@@ -34,6 +35,26 @@ func (a *Agent) listenForCalls() error {
 		a.away.hasServices()
 	}
 	return a.traps.Listen(cfg)
+}
+
+// serving is a server of trapped calls that serves.
+type serving struct {
+	stop  context.CancelFunc
+	ended chan error
+}
+
+// serveCalls has trapped calls answered until ctx or the server ends.
+func serveCalls(ctx context.Context, traps *trap.Server) *serving {
+	ctx, stop := context.WithCancel(ctx)
+	s := &serving{stop: stop, ended: make(chan error, 1)}
+	go func() { s.ended <- traps.Serve(ctx) }()
+	return s
+}
+
+// wait gives how it ended, and has it end with ctx.
+func (s *serving) wait(ctx context.Context) error {
+	defer context.AfterFunc(ctx, s.stop)()
+	return <-s.ended
 }
 
 // mirrored gives a keeper of which the configured storage, if there is one, has a second copy.

@@ -54,6 +54,9 @@ type Endpoints interface {
 	// of an earlier agent: what goes on there then goes on. What the endpoint has of the plane may
 	// have changed.
 	Attach(e model.Endpoint, dev netcfg.EndpointDevice) error
+	// Recall reports whether calls of an earlier agent's endpoint, in the network namespace with
+	// that inode, can be answered before Attach, by what that agent left.
+	Recall(e model.Endpoint, netns uint64) bool
 	// LeaveNetns says that endpoint id is in no network namespace any more: another one has the
 	// number of its.
 	LeaveNetns(id model.EndpointID) error

@@ -102,6 +102,11 @@ func (s Set) Attach(e model.Endpoint, dev netcfg.EndpointDevice) error {
 	return s.forward(func(p Plane) error { return p.Attach(e, dev) })
 }
 
+// Recall implements Endpoints.
+func (s Set) Recall(e model.Endpoint, netns uint64) bool {
+	return !slices.ContainsFunc(s, func(p Plane) bool { return !p.Recall(e, netns) })
+}
+
 // LeaveNetns implements Endpoints.
 func (s Set) LeaveNetns(id model.EndpointID) error {
 	return s.backward(func(p Plane) error { return p.LeaveNetns(id) })

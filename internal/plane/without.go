@@ -36,6 +36,9 @@ type WithoutRequests struct{}
 // Accepts implements Endpoints.
 func (WithoutRequests) Accepts(model.EndpointPlanes) error { return nil }
 
+// Recall implements Endpoints: none that has a profile is asked for.
+func (WithoutRequests) Recall(model.Endpoint, uint64) bool { return true }
+
 // Keep implements Endpoints.
 func (WithoutRequests) Keep(map[model.EndpointID]bool) (map[string]int, error) { return nil, nil }
 

@@ -149,7 +149,7 @@ func (s *Server) resume() {
 	if s.cfg.Keeper == nil {
 		return
 	}
-	kept, err := s.cfg.Keeper.TakeAll()
+	kept, err := s.cfg.Keeper.Take("")
 	if err != nil {
 		s.why.resume.Add()
 		s.log.Error("fd keeper does not answer: running containers are not served, their calls wait; start it and restart the agent", "err", err)

@@ -35,7 +35,7 @@ const (
 type Keeper interface {
 	Put(key string, meta []byte, fd, page int) error
 	Drop(key string) error
-	TakeAll() ([]fdkeep.Kept, error)
+	Take(prefix string) ([]fdkeep.Kept, error)
 	// Watch returns nil when the keeper has ended and an error if ctx ends first or the keeper
 	// cannot be watched.
 	Watch(ctx context.Context) error

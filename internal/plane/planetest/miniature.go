@@ -180,6 +180,9 @@ func (m *Miniature) add(what string, e model.Endpoint, ifindex int) error {
 	return nil
 }
 
+// Recall implements plane.Endpoints: it answers no calls.
+func (m *Miniature) Recall(model.Endpoint, uint64) bool { return true }
+
 // LeaveNetns implements plane.Endpoints: connections go by endpoint, not by namespace.
 func (m *Miniature) LeaveNetns(model.EndpointID) error { return nil }
 

@@ -67,15 +67,14 @@ func (p *Plane) adopt(t *tenant) error {
 	if keeper == nil {
 		return nil
 	}
-	all, err := keeper.TakeAll()
+	all, err := keeper.Take(strings.TrimSuffix(t.keepKey(0), "0"))
 	if err != nil {
 		return err
 	}
-	prefix := strings.TrimSuffix(t.keepKey(0), "0")
 	var errs []error
 	for _, k := range all {
 		closeFD(k.Page)
-		if !strings.HasPrefix(k.Key, prefix) || len(k.Meta) != plane.NoteBytes+1 {
+		if len(k.Meta) != plane.NoteBytes+1 {
 			closeFD(k.FD)
 			continue
 		}

@@ -41,6 +41,11 @@ func (p *Plane) Attach(e model.Endpoint, dev netcfg.EndpointDevice) error {
 	return p.joinOwnStack(e, dev)
 }
 
+// Recall implements plane.Endpoints.
+func (p *Plane) Recall(e model.Endpoint, netns uint64) bool {
+	return e.Adopted == nil && p.datapath.Recall(e, netns)
+}
+
 // LeaveNetns says that endpoint id is in no network namespace any more: another has the number of
 // its.
 func (p *Plane) LeaveNetns(id model.EndpointID) error { return p.datapath.LeaveNetns(id) }

@@ -135,6 +135,9 @@ func (p *Plane) Accepts(wanted model.EndpointPlanes) error {
 	return nil
 }
 
+// Recall implements plane.Endpoints.
+func (p *Plane) Recall(e model.Endpoint, _ uint64) bool { return !e.Planes.Verbs.Wanted }
+
 // Attach gives an endpoint that wants verbs its folder, and tells the router of it. What fails is a
 // fault: the endpoint has its other planes all the same.
 func (p *Plane) Attach(e model.Endpoint, _ netcfg.EndpointDevice) error {

@@ -78,6 +78,19 @@ func (d *Datapath) SetEndpoint(e model.Endpoint, ifindex int, inside ContainerSi
 	return nil
 }
 
+// Recall takes an endpoint over from an earlier agent that told the programs of it, if it has
+// neither other addresses nor another container since: sockets can be made for it. What is left to
+// look at is SetEndpoint's.
+func (d *Datapath) Recall(e model.Endpoint, netns uint64) bool {
+	v, known, err := d.endpoint(e.ID)
+	intercepted := v.Flags&uint32(heddleEndpointFlagsENDPOINT_INTERCEPTED) != 0
+	if err != nil || !known || v.Addr4 != fromAddr(e.Addr4()) || v.Incarnation != e.Generation() || uint64(v.Netns) != netns || intercepted != e.Planes.TCP.Intercepted {
+		return false
+	}
+	d.set.Store(e.ID, v)
+	return true
+}
+
 // LeaveNetns says that the network namespace of endpoint id has gone, whose number and id another
 // may have by now: no program is in it. Until SetEndpoint knows one again. An unknown id is no
 // error.

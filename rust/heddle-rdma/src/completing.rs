@@ -5,9 +5,10 @@ use verbs_protocol::ibv;
 use verbs_protocol::slots::Send;
 use verbs_qp::{Service, State};
 
-use crate::objects::Objects;
+use crate::objects::{Current, Objects};
 use crate::requests::Told;
 use crate::sys;
+use crate::together::Done;
 
 impl Objects {
     pub(crate) fn complete_send(&mut self, number: u32, send: &Send, status: u32) {
@@ -15,18 +16,24 @@ impl Objects {
         if status == ibv::WC_SUCCESS && qp.service.is_connected() {
             self.account_request(number, send);
         }
-        let head = &send.head;
-        self.tell_sent(number, (head.wr_id, head.flags, head.opcode), send.length(), status);
+        self.tell_sent(number, &Done::of(send), status, sys::monotonic());
     }
 
-    /// The completion of a send request that is accounted for, if there is to be one.
-    pub(crate) fn tell_sent(
-        &mut self,
-        number: u32,
-        (wr_id, flags, opcode): (u64, u8, u8),
-        length: u64,
-        status: u32,
-    ) {
+    /// A request is complete, and those that were copied together with it.
+    pub(crate) fn complete_current(&mut self, number: u32, mut current: Current) {
+        self.complete_send(number, &current.send, ibv::WC_SUCCESS);
+        let now = if current.more.is_empty() { 0 } else { sys::monotonic() };
+        for done in current.more.drain(..) {
+            self.tell_sent(number, &done, ibv::WC_SUCCESS, now);
+        }
+        if let Some(batch) = &mut self.batch {
+            batch.more = current.more;
+        }
+    }
+
+    /// The completion of a send request that is accounted for, if there is to be one, at a time.
+    fn tell_sent(&mut self, number: u32, done: &Done, status: u32, timestamp: u64) {
+        let Done { wr_id, flags, opcode, length } = *done;
         let Some(qp) = self.qps.get(number) else { return };
         let asked = u32::from(flags) & abi::VERBS_SEND_SIGNALED != 0;
         if !asked && !qp.signal_all && status == ibv::WC_SUCCESS {
@@ -46,7 +53,7 @@ impl Objects {
             opcode,
             byte_len,
             qp_num: number,
-            timestamp: sys::monotonic(),
+            timestamp,
             ..Default::default()
         };
         let cq = qp.send_cq;
@@ -100,6 +107,14 @@ impl Objects {
 
     /// Completes the receive request of `peer` that a message took.
     pub(crate) fn complete_receive(&mut self, peer: u32, told: Told, wr_id: u64) {
+        self.tell_received(peer, told, wr_id, sys::monotonic());
+        if self.qps.get(peer).is_some_and(|qp| qp.service != Service::UnreliableDatagram) {
+            self.account_served(peer, 0, told.length);
+        }
+    }
+
+    /// The same for one that is accounted for, at a time.
+    pub(crate) fn tell_received(&mut self, peer: u32, told: Told, wr_id: u64, timestamp: u64) {
         let Some(qp) = self.qps.get_mut(peer) else { return };
         let first = !std::mem::replace(&mut qp.heard, true);
         let tells = first && qp.state == State::ReadyToReceive && qp.service.is_connected();
@@ -115,14 +130,11 @@ impl Objects {
             src_qp: told.source,
             flags: if with_imm { ibv::WC_WITH_IMM } else { 0 }
                 | if datagram { ibv::WC_GRH } else { 0 },
-            timestamp: sys::monotonic(),
+            timestamp,
             ..Default::default()
         };
         let (cq, context, user) = (qp.recv_cq, qp.context, qp.user);
         self.complete(cq, &completion, told.solicited);
-        if !datagram {
-            self.account_served(peer, 0, told.length);
-        }
         if tells {
             self.tell(context, ibv::EVENT_COMM_EST, peer, user);
         }

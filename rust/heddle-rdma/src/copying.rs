@@ -6,7 +6,7 @@ use crate::memory::Fault;
 use crate::objects::Objects;
 use crate::pieces::{Piece, User, transfer};
 use crate::protection::{Protection, protects};
-use crate::together::Run;
+use crate::together::{Batch, Span};
 
 /// How many bytes are copied at a time when they go through memory of the router: they stay in the
 /// processor's cache between the two copies.
@@ -34,40 +34,22 @@ impl Copier {
         Self { buffer: buffer.expect("as long as a chunk") }
     }
 
-    /// Copies the pieces of one side to those of the other: the same number of bytes, at most a
-    /// chunk.
-    fn copy(&mut self, worker: &Worker, from: &[Piece], to: &[Piece]) -> Result<(), Side> {
-        let (mut sources, mut targets) = (from.iter(), to.iter());
-        let (mut source, mut target) = (sources.next(), targets.next());
-        let (mut read, mut written) = (0, 0);
-        while let (Some(from), Some(to)) = (source, target) {
-            let n = (from.length() - read).min(to.length() - written);
-            self.copy_part(worker, (from, read), (to, written), n)?;
-            read += n;
-            written += n;
-            if read == from.length() {
-                (source, read) = (sources.next(), 0);
-            }
-            if written == to.length() {
-                (target, written) = (targets.next(), 0);
-            }
-        }
-        debug_assert!(source.is_none() && target.is_none());
-        Ok(())
-    }
-
-    /// Copies bytes of some pieces to others, one run after the other.
-    fn copy_runs(
+    /// Copies the bytes of one side to those of the other: the same number, at most a chunk of what
+    /// is not mapped.
+    fn copy<'a>(
         &mut self,
         worker: &Worker,
-        (from, to): (&[Piece], &[Piece]),
-        runs: &[Run],
+        mut from: impl Iterator<Item = Bytes<'a>>,
+        mut to: impl Iterator<Item = (&'a Piece, usize, usize)>,
     ) -> Result<(), Side> {
-        for run in runs {
-            let source = from.get(run.from.0).ok_or(Side::Source)?;
-            let target = to.get(run.to.0).ok_or(Side::Destination)?;
-            self.copy_part(worker, (source, run.from.1), (target, run.to.1), run.length)?;
+        let (mut source, mut target) = (from.next(), to.next());
+        while let (Some(here), Some((piece, skip, room))) = (source, target) {
+            let n = here.length().min(room);
+            self.copy_part(worker, here, (piece, skip), n)?;
+            source = here.behind(n).or_else(|| from.next());
+            target = if n < room { Some((piece, skip + n, room - n)) } else { to.next() };
         }
+        debug_assert!(source.is_none() && target.is_none());
         Ok(())
     }
 
@@ -75,10 +57,18 @@ impl Copier {
     fn copy_part(
         &mut self,
         worker: &Worker,
-        (from, read): (&Piece, usize),
+        from: Bytes<'_>,
         (to, written): (&Piece, usize),
         length: usize,
     ) -> Result<(), Side> {
+        let (from, read) = match from {
+            Bytes::Of(piece, skip, _) => (piece, skip),
+            Bytes::Own(bytes) => {
+                // They are only read.
+                let own = (bytes.as_ptr().cast_mut(), length);
+                return to.transfer(worker, written, own, true).map_err(|Fault| Side::Destination);
+            }
+        };
         if let Some(place) = from.place(read, length) {
             from.fetch(worker, place);
             return to.transfer(worker, written, place, true).map_err(|Fault| Side::Destination);
@@ -95,6 +85,33 @@ impl Copier {
             to.transfer(worker, written, own, true).map_err(|Fault| Side::Destination)?;
         }
         Ok(())
+    }
+}
+
+/// Bytes that are copied: of a piece from one of its bytes on so many, or of the router's own.
+#[derive(Clone, Copy)]
+enum Bytes<'a> {
+    Of(&'a Piece, usize, usize),
+    Own(&'a [u8]),
+}
+
+impl Bytes<'_> {
+    fn length(self) -> usize {
+        match self {
+            Self::Of(_, _, length) => length,
+            Self::Own(bytes) => bytes.len(),
+        }
+    }
+
+    /// Those behind the first `n`, if there are some.
+    fn behind(self, n: usize) -> Option<Self> {
+        if n >= self.length() {
+            return None;
+        }
+        Some(match self {
+            Self::Of(piece, skip, length) => Self::Of(piece, skip + n, length - n),
+            Self::Own(bytes) => Self::Own(&bytes[n..]),
+        })
     }
 }
 
@@ -137,12 +154,22 @@ impl Objects {
         if self.are_strangers() && protects(Protection::UnderWay) {
             return self.copy_apart();
         }
-        self.with_pieces(|worker, copier, from, to| copier.copy(worker, from, to))
+        self.with_pieces(|worker, copier, from, to| {
+            let from = from.iter().map(|piece| Bytes::Of(piece, 0, piece.length()));
+            copier.copy(worker, from, to.iter().map(|piece| (piece, 0, piece.length())))
+        })
     }
 
-    /// Copies bytes of [`Objects::from`] to [`Objects::to`], at most a chunk of mapped ones.
-    pub(crate) fn copy_runs(self: &mut Box<Self>, runs: &[Run]) -> Result<(), Side> {
-        self.with_pieces(|worker, copier, from, to| copier.copy_runs(worker, (from, to), runs))
+    /// Copies the bytes of a batch, of [`Objects::from`] to [`Objects::to`]: all are mapped.
+    pub(crate) fn copy_batch(self: &mut Box<Self>, batch: &Batch) -> Result<(), Side> {
+        self.with_pieces(|worker, copier, from, to| {
+            let from = batch.from.iter().map(|Span { piece, skip, length }| match piece {
+                Some(piece) => Bytes::Of(&from[*piece], *skip, *length),
+                None => Bytes::Own(&batch.own[*skip..skip + length]),
+            });
+            let to = batch.to.iter().filter_map(|s| Some((&to[s.piece?], s.skip, s.length)));
+            copier.copy(worker, from, to)
+        })
     }
 
     /// Whether the region and the queue pair are still there.

@@ -15,7 +15,7 @@ use crate::requests::{Pending, Step, Told, gather};
 impl Objects {
     /// A request as it is looked at without the protection of a copy.
     #[cfg(feature = "attack")]
-    fn as_attacked(
+    pub(crate) fn as_attacked(
         &self,
         number: u32,
         send: &verbs_protocol::slots::Send,
@@ -85,9 +85,6 @@ impl Objects {
         let head = current.send.head;
         let usage = self.remote(peer, ibv::ACCESS_REMOTE_WRITE);
         let usage = usage.ok_or(Pending::Failed(ibv::WC_REM_ACCESS_ERR))?;
-        if let Some(step) = self.write_together((number, peer), current, usage, bytes) {
-            return step;
-        }
         let with_imm = head.opcode == ibv::WR_RDMA_WRITE_WITH_IMM;
         if current.done == 0 && length > 0 && (length > CHUNK as u64 || with_imm) {
             // All of it, before a byte is written or a receive request taken. What goes in one step

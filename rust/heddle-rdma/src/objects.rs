@@ -37,7 +37,7 @@ use crate::queues::{CompletionRing, ReceiveRing, SendRing};
 use crate::shards::Nudge;
 use crate::sys::Epoll;
 use crate::table::Table;
-use crate::together::{Batch, Written};
+use crate::together::{Batch, Done};
 use crate::under_way::UnderWay;
 
 /// A reply that the control socket had no room for.
@@ -152,8 +152,8 @@ pub(crate) struct Capabilities {
 pub(crate) struct Current {
     pub(crate) send: Send,
     pub(crate) done: u64,
-    /// WRITEs behind it that were copied together with it.
-    pub(crate) more: Vec<Written>,
+    /// Requests behind it that were copied together with it.
+    pub(crate) more: Vec<Done>,
 }
 
 #[expect(clippy::struct_excessive_bools, reason = "facts that do not depend on each other")]
@@ -255,7 +255,7 @@ pub(crate) struct Objects {
     /// Room for the pieces of one copy.
     pub(crate) from: Vec<Piece>,
     pub(crate) to: Vec<Piece>,
-    pub(crate) batch: Batch,
+    pub(crate) batch: Option<Box<Batch>>,
     pub(crate) touched: Vec<u32>,
     pub(crate) broken: Vec<u32>,
     pub(crate) cm: cm::Ids,
@@ -343,7 +343,7 @@ impl Objects {
             copier: None,
             from: Vec::with_capacity(64),
             to: Vec::with_capacity(64),
-            batch: Batch::default(),
+            batch: None,
             touched: Vec::with_capacity(64),
             broken: Vec::new(),
             cm: cm::Ids::new(),

@@ -134,8 +134,9 @@ impl SendRing {
 /// Receive requests of a queue pair or of a shared receive queue.
 pub(crate) struct ReceiveRing {
     staged: Staged,
-    /// Those that were taken and not used after all: of a shared queue more than one at a time.
-    returned: Vec<Receive>,
+    /// Those that were taken and not used after all, or the `wr_id` of one that is wrong: of a
+    /// shared queue more than one at a time.
+    returned: Vec<Result<Receive, u64>>,
 }
 
 impl ReceiveRing {
@@ -146,14 +147,14 @@ impl ReceiveRing {
 
     /// The next request; the `wr_id` of one that is wrong in itself.
     pub(crate) fn next(&mut self) -> Result<Option<Result<Receive, u64>>, Dead> {
-        if let Some(receive) = self.returned.pop() {
-            return Ok(Some(Ok(receive)));
+        if let Some(returned) = self.returned.pop() {
+            return Ok(Some(returned));
         }
         Ok(self.staged.next(slots::receive_slots)?.map(Receive::parse))
     }
 
     /// Puts a request back, to be the next one again.
-    pub(crate) fn give_back(&mut self, receive: Receive) {
+    pub(crate) fn give_back(&mut self, receive: Result<Receive, u64>) {
         self.returned.push(receive);
     }
 
@@ -292,7 +293,7 @@ mod tests {
         let mut next = || receives.next().unwrap().unwrap().unwrap();
         let taken = [next(), next()];
         for receive in taken {
-            receives.give_back(receive);
+            receives.give_back(Ok(receive));
         }
         assert_eq!(receives.available(), 2);
         let mut again = [(); 2].map(|()| receives.next().unwrap().unwrap().unwrap().wr_id);

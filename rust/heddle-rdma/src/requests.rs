@@ -233,8 +233,7 @@ impl Objects {
             }
             match step {
                 Ok(()) => {
-                    self.complete_send(number, &current.send, ibv::WC_SUCCESS);
-                    self.complete_more(number, current.more);
+                    self.complete_current(number, current);
                     turn.worked = true;
                     if let Some(qp) = self.qps.get_mut(number) {
                         qp.waits_since = None;
@@ -392,7 +391,10 @@ impl Objects {
         if elsewhere != 0 && elsewhere != self.worker.serves() {
             return Err(Pending::Elsewhere(elsewhere));
         }
-        let result = match send.head.opcode {
+        if let Some(step) = self.together((number, peer), current, bytes) {
+            return self.unless_dropped(step, peer, reliable);
+        }
+        let result = match current.send.head.opcode {
             ibv::WR_SEND | ibv::WR_SEND_WITH_IMM => {
                 self.send_message(number, peer, current, length, bytes)
             }
@@ -402,6 +404,12 @@ impl Objects {
             }
             _ => self.write(number, peer, current, length, bytes),
         };
+        self.unless_dropped(result, peer, reliable)
+    }
+
+    /// What came of a request, for who has sent it: nobody tells an unreliable one that its peer
+    /// has no use for it.
+    fn unless_dropped(&mut self, result: Step, peer: u32, reliable: bool) -> Step {
         match result {
             Err(
                 Pending::NotReady(_)
@@ -471,6 +479,31 @@ impl Objects {
         taken
     }
 
+    /// Takes the next receive request for a message of a connected peer, as
+    /// [`Self::receive_for`] does. None if there is no good one: it is left to that then.
+    pub(crate) fn good_receive(&mut self, number: u32) -> Option<Receive> {
+        let qp = self.qps.get_mut(number).filter(|qp| qp.inbound.is_none())?;
+        let (srq, most) = (qp.srq, qp.capabilities.recv_sge as usize);
+        let ring = match srq {
+            0 => qp.receive.as_mut()?,
+            _ => &mut self.srqs.get_mut(srq)?.ring,
+        };
+        let next = ring.next().ok()??;
+        match next {
+            Ok(receive) if srq != 0 || receive.entries() <= most => {
+                if srq != 0 {
+                    self.check_limit(srq);
+                }
+                self.hold(number, 1);
+                Some(receive)
+            }
+            other => {
+                ring.give_back(other);
+                None
+            }
+        }
+    }
+
     fn check_limit(&mut self, handle: u32) {
         let Some(srq) = self.srqs.get_mut(handle) else { return };
         if srq.limit > 0 && srq.ring.available() < srq.limit {
@@ -483,9 +516,9 @@ impl Objects {
     pub(crate) fn give_back(&mut self, number: u32, receive: Receive) {
         let Some(qp) = self.qps.get_mut(number) else { return };
         if let Some(own) = &mut qp.receive {
-            own.give_back(receive);
+            own.give_back(Ok(receive));
         } else if let Some(srq) = self.srqs.get_mut(qp.srq) {
-            srq.ring.give_back(receive);
+            srq.ring.give_back(Ok(receive));
         }
     }
 

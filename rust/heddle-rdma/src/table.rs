@@ -1,12 +1,14 @@
 //! Objects by handles that a container cannot guess its way around with: a handle whose object is
 //! gone stays wrong for a long time, because it has the number of times that its place was used.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Objects by handle. A handle is the index of a place and, above it, the place's generation, which
 /// is never 0: so no handle is 0.
 pub(crate) struct Table<T> {
     places: Vec<Place<T>>,
+    /// Places that have an object: few of those that there are, and looked through all the time.
+    used: BTreeSet<u32>,
     /// Free places, the one that has been free for the longest time first.
     free: VecDeque<u32>,
     /// Objects whose handles somebody else chose.
@@ -26,8 +28,14 @@ struct Place<T> {
 impl<T> Table<T> {
     /// A table of at most `2^index_bits` objects whose handles have `handle_bits` bits.
     pub(crate) fn new(index_bits: u32, handle_bits: u32) -> Self {
-        let (places, free, chosen) = (Vec::new(), VecDeque::new(), BTreeMap::new());
-        Self { places, free, chosen, index_bits, handle_bits }
+        Self {
+            places: Vec::new(),
+            used: BTreeSet::new(),
+            free: VecDeque::new(),
+            chosen: BTreeMap::new(),
+            index_bits,
+            handle_bits,
+        }
     }
 
     /// Takes an object in, and gives it a handle. `skip` is how many generations of the place are
@@ -55,6 +63,7 @@ impl<T> Table<T> {
             place.generation = place.generation % most + 1;
         }
         place.object = Some(object);
+        self.used.insert(index);
         Some(place.generation << self.index_bits | index)
     }
 
@@ -90,16 +99,18 @@ impl<T> Table<T> {
 
     pub(crate) fn remove(&mut self, handle: u32) -> Option<T> {
         let Some(index) = self.index(handle) else { return self.chosen.remove(&handle) };
-        self.free.push_back(u32::try_from(index).ok()?);
+        let place = u32::try_from(index).ok()?;
+        self.used.remove(&place);
+        self.free.push_back(place);
         self.places[index].object.take()
     }
 
     /// Objects in places from one on: place, handle, object. After the places are the objects with
     /// handles of others' choice.
     pub(crate) fn iter_from(&self, first: u32) -> impl Iterator<Item = (u32, u32, &T)> {
-        let skipped = self.places.iter().skip(first as usize);
-        let places = (first..).zip(skipped).filter_map(|(index, place)| {
-            Some((index, place.generation << self.index_bits | index, place.object.as_ref()?))
+        let places = self.used.range(first..).filter_map(|index| {
+            let place = self.places.get(*index as usize)?;
+            Some((*index, place.generation << self.index_bits | index, place.object.as_ref()?))
         });
         let behind = 1 << self.index_bits;
         let chosen = self.chosen.range(first.saturating_sub(behind)..);

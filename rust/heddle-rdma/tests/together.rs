@@ -1,4 +1,4 @@
-//! WRITEs that are copied together, between requests that are not: what is told of each, and where
+//! Requests that are copied together, between some that are not: what is told of each, and where
 //! its bytes are, is as if each were done by itself.
 
 #![expect(unsafe_code, reason = "memory that a router shares")]
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use shared_ring::{SharedMemory, Slot};
-use support::{End, Router, Sge, inline, node, pair, request, sending};
+use support::{End, Router, Sge, inline, node, pair, receiving, request, sending};
 use verbs_protocol::agent::Limits;
 use verbs_protocol::statistics::Traffic;
 use verbs_protocol::{abi, ibv};
@@ -113,18 +113,31 @@ impl<R: FnMut() -> u64> Program<R> {
         (sges, bytes)
     }
 
+    /// Puts bytes that are sent into one or two places of the second side, and names them.
+    fn receive(&mut self, bytes: &[u8]) -> Vec<Sge> {
+        let split = [0, bytes.len() / 3][self.below(2)];
+        let mut sges = Vec::new();
+        for bytes in [&bytes[..split], &bytes[split..]] {
+            let place = self.place(bytes.len());
+            let (address, key) = self.name(1, place);
+            sges.push((address, u32::try_from(bytes.len()).unwrap(), key));
+            self.model.memory(1, place.0)[place.1..place.1 + bytes.len()].copy_from_slice(bytes);
+        }
+        sges
+    }
+
     /// A request of the first side, and a receive request of the second if it needs one.
-    fn request(&mut self, id: u64) -> (Vec<Slot>, Option<Sge>) {
+    fn request(&mut self, id: u64) -> (Vec<Slot>, Option<Vec<Sge>>) {
         let flags = [0, 2][self.below(2)] | [0, 0, 0, 1][self.below(4)];
-        let kind = self.below(14);
+        let kind = self.below(20);
         let head = |opcode| abi::verbs_send { flags, ..request(opcode, id) };
         if flags & 2 != 0 {
             self.model.told.push(id);
         }
         self.model.traffic.requests += 1;
         let atomic = kind == 0;
-        if atomic || kind == 1 {
-            let length = if atomic { 8 } else { 500 };
+        if atomic || kind < 4 {
+            let length = if atomic { 8 } else { [0, 1, 500, 4000, 40_000][self.below(5)] };
             let (from, to) = ((true, self.below(1000) * 8), self.place(length));
             let ((remote_address, rkey), (address, key)) = (self.name(1, from), self.name(0, to));
             let bytes = self.model.mapped[1][from.1..from.1 + length].to_vec();
@@ -140,27 +153,32 @@ impl<R: FnMut() -> u64> Program<R> {
             return (sending(head, &[entry]), None);
         }
         let (sges, mut bytes) = self.entries();
-        let is_inline = kind == 2;
+        let is_inline = matches!(kind, 4 | 5 | 8);
         if is_inline {
             bytes.truncate(100);
         }
-        let to = self.place(bytes.len());
-        let (address, key) = self.name(1, to);
-        self.model.memory(1, to.0)[to.1..to.1 + bytes.len()].copy_from_slice(&bytes);
         self.model.traffic.sent += bytes.len() as u64;
         let length = u32::try_from(bytes.len()).unwrap();
-        let opcode = match kind {
-            3 => ibv::WR_SEND,
-            4 => ibv::WR_RDMA_WRITE_WITH_IMM,
+        let mut head = head(match kind {
+            6..=9 => ibv::WR_SEND,
+            10 => ibv::WR_SEND_WITH_IMM,
+            11 | 12 => ibv::WR_RDMA_WRITE_WITH_IMM,
             _ => ibv::WR_RDMA_WRITE,
-        };
-        let takes = opcode != ibv::WR_RDMA_WRITE;
+        });
+        let takes = head.opcode != ibv::WR_RDMA_WRITE;
         if takes {
             self.model.received.push((id, length));
         }
-        let head = abi::verbs_send { remote_address: address, rkey: key, ..head(opcode) };
+        let mut receive = Vec::new();
+        if (6..11).contains(&kind) {
+            receive = self.receive(&bytes);
+        } else {
+            let to = self.place(bytes.len());
+            (head.remote_address, head.rkey) = self.name(1, to);
+            self.model.memory(1, to.0)[to.1..to.1 + bytes.len()].copy_from_slice(&bytes);
+        }
         let slots = if is_inline { inline(head, &bytes) } else { sending(head, &sges) };
-        (slots, takes.then_some((address, length, key)))
+        (slots, takes.then_some(receive))
     }
 }
 
@@ -185,8 +203,8 @@ fn random_requests(router: &Router) {
         for _ in 0..=program.below(28) {
             id += 1;
             let (mut slots, receive) = program.request(id);
-            if let Some(entry) = receive {
-                b.end.post_receive(id, &[entry]);
+            if let Some(entries) = receive {
+                b.end.post_receive(id, &entries);
             }
             all.append(&mut slots);
         }
@@ -292,6 +310,85 @@ fn what_is_wrong_among_writes_fails_alone() {
             assert!(b.shared.read() == memory, "{wrong} at {at}");
         }
     }
+}
+
+fn sent(a: &Side, id: u64) -> Vec<Slot> {
+    sending(request(ibv::WR_SEND, id), &[(id * 100, 100, a.key)])
+}
+
+fn received(b: &Side, id: u64, wrong: &str) -> Vec<Slot> {
+    let place = (id * 100, 100, b.key);
+    match wrong {
+        "short" => receiving(id, &[(place.0, 99, place.2)]),
+        "lkey" => receiving(id, &[(place.0, 100, place.2 ^ 1 << 30)]),
+        "range" => receiving(id, &[(MEMORY as u64 - 99, 100, place.2)]),
+        // More than the queue pair was granted.
+        "entries" => receiving(id, &[place; 5]),
+        _ => receiving(id, &[place]),
+    }
+}
+
+/// A receive request that is wrong fails by itself, and the SEND that takes it: all in front of
+/// the two are complete, those behind are flushed.
+#[test]
+fn what_is_wrong_among_receive_requests_fails_alone() {
+    const ALL: u64 = 12;
+    let router = node();
+    for (wrong, sender, receiver) in [
+        ("short", ibv::WC_REM_INV_REQ_ERR, ibv::WC_LOC_LEN_ERR),
+        ("lkey", ibv::WC_REM_OP_ERR, ibv::WC_LOC_PROT_ERR),
+        ("range", ibv::WC_REM_OP_ERR, ibv::WC_LOC_PROT_ERR),
+        ("entries", ibv::WC_REM_OP_ERR, ibv::WC_LOC_QP_OP_ERR),
+    ] {
+        for at in [0, 1, 5, ALL - 1] {
+            let (mut a, mut b) = sides(&router, ibv::QPT_RC);
+            a.shared.write(&mut vec![7; MEMORY]);
+            let name = |id| if id == at { wrong } else { "" };
+            let receives: Vec<_> = (0..ALL).flat_map(|id| received(&b, id, name(id))).collect();
+            b.end.device.post(b.end.qp.receive.as_mut().unwrap(), &receives);
+            a.end.send(&(0..ALL).flat_map(|id| sent(&a, id)).collect::<Vec<_>>());
+            for id in 0..ALL {
+                let wanted = |status| match id.cmp(&at) {
+                    std::cmp::Ordering::Less => ibv::WC_SUCCESS,
+                    std::cmp::Ordering::Equal => status,
+                    std::cmp::Ordering::Greater => ibv::WC_WR_FLUSH_ERR,
+                };
+                assert_eq!(a.end.sends.result(), (id, wanted(sender)), "{wrong} at {at}");
+                assert_eq!(b.end.receives.result(), (id, wanted(receiver)), "{wrong} at {at}");
+            }
+            let mut memory = vec![7; usize::try_from(at).unwrap() * 100];
+            memory.resize(MEMORY, 0);
+            assert!(b.shared.read() == memory, "{wrong} at {at}");
+        }
+    }
+}
+
+/// SENDs for which there is no receive request yet wait behind those that had one.
+#[test]
+fn sends_behind_the_last_receive_request_wait_for_more() {
+    let router = node();
+    let (mut a, mut b) = sides(&router, ibv::QPT_RC);
+    a.shared.write(&mut vec![7; MEMORY]);
+    let receives: Vec<_> = (0..5).flat_map(|id| received(&b, id, "")).collect();
+    b.end.device.post(b.end.qp.receive.as_mut().unwrap(), &receives);
+    a.end.send(&(0..12).flat_map(|id| sent(&a, id)).collect::<Vec<_>>());
+    for id in 0..5 {
+        assert_eq!(a.end.sends.result(), (id, ibv::WC_SUCCESS));
+    }
+    // The router has seen the others and waits when it has answered this.
+    assert_eq!(a.end.device.state(a.end.qp.number), 3);
+    assert!(a.end.sends.poll().is_none());
+    let receives: Vec<_> = (5..12).flat_map(|id| received(&b, id, "")).collect();
+    b.end.device.post(b.end.qp.receive.as_mut().unwrap(), &receives);
+    for id in 0..12 {
+        if id >= 5 {
+            assert_eq!(a.end.sends.result(), (id, ibv::WC_SUCCESS));
+        }
+        assert_eq!(b.end.receives.result(), (id, ibv::WC_SUCCESS));
+    }
+    let mut memory = vec![7; 1200];
+    memory.resize(MEMORY, 0);
+    assert!(b.shared.read() == memory);
 }
 
 /// Nobody tells an unreliable sender of what is wrong at its peer; what comes behind arrives.

@@ -23,6 +23,8 @@ const (
 const (
 	// flowBatch datagrams are sent for each answer, or at once where the kernel cuts them up.
 	flowBatch = 40
+	// maxFlow bytes are sent at once, at most.
+	maxFlow = 64 << 10
 	// flowWindow datagrams may be on their way: what the buffer of a socket holds of them however
 	// small they are.
 	flowWindow = 3 * flowBatch
@@ -125,7 +127,7 @@ func datagramServer(ctx context.Context, s settings, streams Streams) (err error
 
 // received is a receive buffer as the kernel fills it.
 type received struct {
-	buffer  [maxSize]byte
+	buffer  [maxFlow]byte
 	name    [unix.SizeofSockaddrInet6]byte
 	control [64]byte
 	vector  unix.Iovec
@@ -259,8 +261,8 @@ type sender struct {
 
 // flow sends datagrams for a while.
 func flow(to netip.AddrPort, s settings) (result Flow, err error) {
-	if flowBatch*s.size > maxSize {
-		return Flow{}, fmt.Errorf("--size %d: want at most %d", s.size, maxSize/flowBatch)
+	if flowBatch*s.size > maxFlow {
+		return Flow{}, fmt.Errorf("--size %d: want at most %d", s.size, maxFlow/flowBatch)
 	}
 	if err := pin(s.cpu); err != nil {
 		return Flow{}, err

@@ -49,7 +49,7 @@ type settings struct {
 	rate     float64 // operations a second on all connections; 0: as many as there can be
 	warmUp   time.Duration
 	path     string
-	answer   bool // of spin
+	answer   bool // of spin and copies
 	segments bool // of datagrams: the kernel cuts up and joins
 	// Of guard.
 	until   string // address: ready when somebody accepts there
@@ -70,6 +70,7 @@ var actions = map[string]action{
 	"watch":  watch,
 	"steps":  steps,
 	"spin":   spin,
+	"copies": copies,
 	// Calls that have nothing to do with sockets.
 	"syscalls": syscalls,
 	// Loads of servers of others.
@@ -84,12 +85,12 @@ var actions = map[string]action{
 	"quic-rr":     quicClient(quicTrips),
 }
 
-// Main runs one command: check, server, rr, crr, fleet, meter, guard, watch, steps,
-// spin, syscalls, memcache, http, datagrams, datagram-rr, flow, quic-server, quic or quic-rr, each
-// with its own flags.
+// Main runs one command: check, server, rr, crr, fleet, meter, guard, watch, steps, spin, copies,
+// syscalls, memcache, http, datagrams, datagram-rr, flow, quic-server, quic or quic-rr, each with
+// its own flags.
 func Main(ctx context.Context, args []string, streams Streams) error {
 	if len(args) == 0 || actions[args[0]] == nil {
-		return errors.New("bench peer: want one of check, server, rr, crr, fleet, meter, guard, watch, steps, spin, syscalls, memcache, http, " +
+		return errors.New("bench peer: want one of check, server, rr, crr, fleet, meter, guard, watch, steps, spin, copies, syscalls, memcache, http, " +
 			"datagrams, datagram-rr, flow, quic-server, quic, quic-rr")
 	}
 	// The loops allocate next to nothing, and a collection in one of them would be measured.
@@ -109,10 +110,10 @@ func Main(ctx context.Context, args []string, streams Streams) error {
 	flags.IntVar(&s.threads, "threads", 1, "threads of a load")
 	flags.Float64Var(&s.rate, "rate", 0, "operations a second of a load; 0 for as many as there can be")
 	flags.DurationVar(&s.warmUp, "warm-up", 0, "time of a load before the measured phase")
-	flags.BoolVar(&s.answer, "answer", false, "be the end of spin that answers")
+	flags.BoolVar(&s.answer, "answer", false, "be the end of spin that answers, or that of copies that asks")
 	flags.BoolVar(&s.segments, "segments", false, "have the kernel cut up what flow sends, and join what datagrams receives")
 	flags.StringVar(&s.provide, "provide", "", "what guard and meter make in a folder, which stands for {} in the command: certificate, queries, zone")
-	flags.StringVar(&s.path, "path", "/", "what http asks for; the file that the two ends of spin share")
+	flags.StringVar(&s.path, "path", "/", "what http asks for; the file that the two ends of spin or of copies share")
 	flags.StringVar(&s.until, "until", "", "guard is ready once somebody accepts at this address")
 	flags.IntVar(&s.cpu, "cpu", anyCPU, "processor to run the loop on; -1 leaves it to the scheduler")
 	if err := flags.Parse(args[1:]); err != nil {
@@ -127,7 +128,7 @@ func Main(ctx context.Context, args []string, streams Streams) error {
 
 // The limits of what may be asked for; they bound memory and time.
 const (
-	maxSize        = 64 << 10
+	maxSize        = 1 << 20
 	maxConnections = 1 << 17
 	maxDuration    = 10 * time.Minute
 	maxThreads     = 64

@@ -24,37 +24,58 @@ func copyBytes(size, span int) map[string]float64 {
 }
 
 // spin has two processes look at shared memory.
-func (r *runner) spin(ctx context.Context) (_ map[string]float64, err error) {
+func (r *runner) spin(ctx context.Context) (map[string]float64, error) {
+	var s loadgen.Spins
+	if err := r.peers(ctx, &s, os.Getpagesize(), "spin"); err != nil {
+		return nil, err
+	}
+	if s.RoundTrips == 0 {
+		return nil, errors.New("spin made no round trips")
+	}
+	return map[string]float64{latencyUs: s.ElapsedS * 1e6 / float64(s.RoundTrips) / 2}, nil
+}
+
+// copyAsked has one process copy what another one asks for.
+func (r *runner) copyAsked(ctx context.Context, size int) (map[string]float64, error) {
+	var c loadgen.Copies
+	if err := r.peers(ctx, &c, loadgen.CopiesBytes(size), "copies", "-size", strconv.Itoa(size)); err != nil {
+		return nil, err
+	}
+	perS := float64(c.Messages) / c.ElapsedS
+	return map[string]float64{bytesPerS: perS * float64(size), messagesPerS: perS}, nil
+}
+
+// peers runs the two ends of a command that share so many bytes of memory, each on a processor of
+// its own, and gives what the one that is measured says.
+func (r *runner) peers(ctx context.Context, said any, bytes int, command ...string) (err error) {
 	dir, err := os.MkdirTemp("/dev/shm", "heddle-bench-")
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	file := filepath.Join(dir, "shared")
-	if err := os.WriteFile(file, make([]byte, os.Getpagesize()), 0o600); err != nil {
-		return nil, err
+	if err := os.WriteFile(file, make([]byte, bytes), 0o600); err != nil {
+		return err
 	}
-	words := func(cpu int, more ...string) *exec.Cmd {
-		return exec.CommandContext(ctx, r.Lab.Heddle, append([]string{"bench", "peer", "spin", "-path", file,
-			"-cpu", strconv.Itoa(cpu), "-lifetime", (r.Duration + proc.ClientSlack).String()}, more...)...)
+	end := func(cpu int, more ...string) *exec.Cmd {
+		words := append([]string{"bench", "peer"}, command...)
+		words = append(words, "-path", file, "-cpu", strconv.Itoa(cpu), "-lifetime", (r.Duration + proc.ClientSlack).String())
+		return exec.CommandContext(ctx, r.Lab.Heddle, append(words, more...)...)
 	}
-	answers, err := proc.StartLoad(words(r.cpus.Server, "-answer"), "")
+	answers, err := proc.StartLoad(end(r.cpus.Server, "-answer"), "")
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer func() { err = errors.Join(err, answers.Kill()) }()
-	out, err := proc.Output(words(r.cpus.Client, "-duration", r.Duration.String()))
+	out, err := proc.Output(end(r.cpus.Client, "-duration", r.Duration.String()))
 	if err != nil {
-		return nil, err
+		return err
 	}
-	var s loadgen.Spins
-	if err := json.Unmarshal(out, &s); err != nil || s.RoundTrips == 0 {
-		return nil, fmt.Errorf("spin said %q: %w", out, err)
+	if err := json.Unmarshal(out, said); err != nil {
+		return fmt.Errorf("%s said %q: %w", command[0], out, err)
 	}
-	if _, err := answers.Finish(ctx); err != nil {
-		return nil, err
-	}
-	return map[string]float64{latencyUs: s.ElapsedS * 1e6 / float64(s.RoundTrips) / 2}, nil
+	_, err = answers.Finish(ctx)
+	return err
 }
 
 // tcp has iperf3 send messages in the nodes' own namespaces: on one node over its loopback.

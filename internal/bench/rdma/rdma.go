@@ -22,7 +22,7 @@ import (
 // Case is one thing that is measured.
 type Case struct {
 	// Program is one of perftest's, rstream, netpipe (NetPIPE over rsockets), train, shuffle, or a
-	// baseline: copy, copy-far, spin, tcp, and those that end in -overlay and -host.
+	// baseline: copy, copy-far, copy-asked, spin, tcp, and those that end in -overlay and -host.
 	Program string      `json:"program"`
 	Scope   bench.Scope `json:"scope,omitempty"` // none of a baseline in one place
 	Bytes   int         `json:"bytes"`           // of a message
@@ -95,7 +95,7 @@ type Result struct {
 func Cases(scopes []bench.Scope) []Case {
 	var cases []Case
 	for _, bytes := range []int{2 << 10, 8 << 10, 64 << 10, 1 << 20} {
-		cases = append(cases, Case{Program: "copy", Bytes: bytes}, Case{Program: "copy-far", Bytes: bytes})
+		cases = append(cases, Case{Program: "copy", Bytes: bytes}, Case{Program: "copy-far", Bytes: bytes}, Case{Program: "copy-asked", Bytes: bytes})
 		if bytes < 1<<20 {
 			cases = append(cases, Case{Program: "copy", Bytes: bytes, QPs: 64})
 		}
@@ -215,6 +215,8 @@ func (r *runner) measure(ctx context.Context, c Case) (map[string]float64, error
 		return copyBytes(c.Bytes, c.Bytes*max(c.QPs, 1)), nil
 	case "copy-far":
 		return copyBytes(c.Bytes, machine.FarSpan), nil
+	case "copy-asked":
+		return r.copyAsked(ctx, c.Bytes)
 	case "spin":
 		return r.spin(ctx)
 	case "tcp":

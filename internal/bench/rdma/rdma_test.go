@@ -116,11 +116,11 @@ func TestGoals(t *testing.T) {
 		return found
 	}
 	same := "1.00 reached"
-	want := []string{same, same, same, same, same, same, same, "1.00 not reached", "0.00 reached", same, same, "1.00 not reached", "1.00 not reached", "1.00 not reached"}
+	want := []string{same, same, same, same, same, same, same, same, same, same, same, "1.00 not reached", "0.00 reached", same, same, "1.00 not reached", "1.00 not reached", "1.00 not reached"}
 	if got := verdicts(sample(4, 1)); !slices.Equal(got, want) {
 		t.Errorf("got  %q\nwant %q", got, want)
 	}
-	want[7], want[8] = "4.00 reached", "0.00 cannot be shown"
+	want[11], want[12] = "4.00 reached", "0.00 cannot be shown"
 	if got := verdicts(sample(2, .25)); !slices.Equal(got, want) {
 		t.Errorf("two processors: got  %q\nwant %q", got, want)
 	}

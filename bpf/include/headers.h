@@ -67,11 +67,13 @@ struct icmphdr_ {
 #define TCP_FLAG_RST_ 0x04
 #define TCP_FLAG_ACK_ 0x10
 
+#define PACKET_HOST_      0 /* skb->pkt_type: to this host's hardware address */
 #define ETH_P_ARP         0x0806
 #define ETH_P_8021Q       0x8100
 #define ETH_P_8021AD      0x88a8
 #define IP_MF_            0x2000
 #define IP_OFFSET_        0x1fff
+#define ICMP_CHECK_OFFSET 2
 #define IPPROTO_ICMPV6_   58
 #define ICMPV6_FIRST_INFO 128 /* below are errors */
 #define NEXTHDR_HOP_      0

@@ -86,6 +86,9 @@ LRU_HASH(translated_pairs, struct address_pair, __u32, 65536);
 /* Next hops to nodes, by underlay address. Written and read by tc/tunnel.h. LRU: all nodes that
  * containers talk to at a time; one more costs a look at the node's routes. */
 LRU_HASH(way_by_underlay, __be32, struct way, 16384);
+/* Nodes that packets go to, or come from, without a tunnel, by underlay address. Written and read
+ * by tc/native.h; the agent reads who is to be probed. LRU, as above. */
+LRU_HASH(neighbour_by_underlay, __be32, struct neighbour, 16384);
 
 /* When a packet of the overlay was last left to its device by this processor, ns since boot, by the
  * sender's port. Written and read by tc/tunnel.h. */

@@ -15,6 +15,7 @@
 #include "include/mirror.h"
 #include "include/route.h"
 #include "policy/filter.h"
+#include "tc/native.h"
 #include "tc/packet.h"
 #include "tc/tunnel.h"
 
@@ -116,6 +117,13 @@ static __always_inline int hop(struct __sk_buff *skb, const struct packet *p, co
 	return bpf_skb_store_bytes(skb, ETH_HLEN + TTL_OFFSET, &next, sizeof(next), 0);
 }
 
+/* As forwarding has it. */
+static __always_inline void prioritise(struct __sk_buff *skb, const struct packet *p)
+{
+	if (!p->ipv6)
+		skb->priority = PRIORITY_BY_TOS >> (p->ip.tos >> 3 & 3) * 4 & 0xf;
+}
+
 static __always_inline int by_stack(__u32 reason)
 {
 	count(reason);
@@ -147,25 +155,33 @@ static __noinline int enter(struct __sk_buff *skb, const struct packet *p, const
 	return bpf_redirect_peer(ifindex, 0);
 }
 
-/* Hands packet p, which may go to node, which has overlay device to, to this node's own, or
- * does what that would do. */
+/* Hands packet p, which may go to node, which has overlay device to, to this node's own, does what
+ * that would do, or sends it without a tunnel. */
 static __always_inline int enter_overlay(struct __sk_buff *skb, const struct packet *p, const struct vtep *to,
                                          __be32 node)
 {
 	__u32 reason = why_routed(skb, p, config_overlay_ifindex);
+	struct neighbour *near;
 	__u8 macs[12];
 	int i, verdict;
 
 	if (reason)
 		return by_stack(reason);
+	near = native_neighbour(skb, node);
+	if (near) {
+		if (hop(skb, p, near->macs))
+			return TC_ACT_SHOT;
+		prioritise(skb, p);
+		count(REASON_REDIRECT_NATIVE);
+		return bpf_redirect(config_underlay_ifindex, 0);
+	}
 	for (i = 0; i < 6; i++) {
 		macs[i] = to->mac[i];
 		macs[i + 6] = config_vtep[i];
 	}
 	if (hop(skb, p, macs))
 		return TC_ACT_SHOT;
-	if (!p->ipv6)
-		skb->priority = PRIORITY_BY_TOS >> (p->ip.tos >> 3 & 3) * 4 & 0xf;
+	prioritise(skb, p);
 	skb->tc_index = INDEX_REDIRECTED;
 	count(REASON_REDIRECT_OVERLAY);
 	if (tunnel_by_program) {

@@ -10,6 +10,7 @@
 #include "policy/filter.h"
 #include "tc/antispoof.h"
 #include "tc/divert.h"
+#include "tc/native.h"
 #include "tc/packet.h"
 #include "tc/probe.h"
 #include "tc/relay.h"
@@ -85,6 +86,7 @@ static __always_inline int from_underlay_verdict(struct __sk_buff *skb)
 	struct flow_key k;
 	struct flow *flow;
 	bool plain = false;
+	__be32 sender;
 	__u32 reason;
 	int kind;
 
@@ -98,6 +100,11 @@ static __always_inline int from_underlay_verdict(struct __sk_buff *skb)
 	if (config_underlay_inner && skb->ifindex != config_underlay_ifindex && kind != PACKET_OTHER &&
 	    p.ip.daddr == config_underlay)
 		return drop(REASON_DROP_PLAIN);
+	if (kind != PACKET_OTHER && p.ip.daddr != config_underlay) {
+		sender = native_sender(skb, &p);
+		if (sender)
+			return arrive_native(skb, &p, sender);
+	}
 	if (kind != PACKET_TCP) {
 		reason = refuse_overlay(skb, &plain);
 		if (!reason && plain)

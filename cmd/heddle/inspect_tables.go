@@ -94,6 +94,8 @@ func packetsText(p api.Packets) string {
 	switch {
 	case p.Redirected && p.DeviceReason != "":
 		return "redirected, between nodes by the overlay's device: " + p.DeviceReason
+	case p.Redirected && p.Tunnel == model.TunnelAuto:
+		return fmt.Sprintf("redirected, without a tunnel to %d nodes", p.Native)
 	case p.Redirected:
 		return "redirected"
 	}

@@ -284,6 +284,10 @@ type Packets struct {
 	// DeviceReason says why, of redirected packets, those between nodes pass the overlay's device
 	// and the node's own hooks; "" if they pass neither.
 	DeviceReason string `json:"device_reason,omitempty"`
+	// Tunnel says whether packets to other nodes travel in VXLAN always; Native is the number of
+	// nodes to which they go without now.
+	Tunnel model.TunnelMode `json:"tunnel"`
+	Native int              `json:"native"`
 }
 
 // Router is the state of heddle-rdma.

@@ -28,6 +28,10 @@ const (
 // Modes lists the lab's modes in the order of reports.
 var Modes = []Mode{Host, Overlay, Heddle}
 
+// Native is Overlay of nodes that send each other packets without a tunnel. It is a lab beside the
+// others', which package baseline brings up.
+const Native Mode = "native"
+
 // The networks of others. They are measured only when they are asked for; package baseline brings
 // them up.
 const (
@@ -46,11 +50,11 @@ var Baselines = []Mode{Bare, Docker, BPF, BPFVXLAN, Netkit}
 const Pooled Mode = "heddle+pool"
 
 // AllModes lists the networks in the order of reports.
-var AllModes = slices.Concat(Modes, Baselines)
+var AllModes = slices.Concat(Modes, []Mode{Native}, Baselines)
 
 // In reports whether the mode differs from another that is measured anyway: on one node there is
 // nothing to tunnel.
-func (m Mode) In(s Scope) bool { return m != BPFVXLAN || s == Inter }
+func (m Mode) In(s Scope) bool { return m != BPFVXLAN && m != Native || s == Inter }
 
 // Scope says where the two ends are.
 type Scope string

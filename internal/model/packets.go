@@ -5,6 +5,23 @@ import (
 	"slices"
 )
 
+// TunnelMode says how redirected packets travel between nodes.
+type TunnelMode string
+
+// The modes of tunnels.
+const (
+	TunnelAlways TunnelMode = "always" // in VXLAN
+	TunnelAuto   TunnelMode = "auto"   // as they are to nodes on the same network that take them so, else in VXLAN
+)
+
+// Validate reports what is no mode.
+func (m TunnelMode) Validate() error {
+	if m != TunnelAlways && m != TunnelAuto {
+		return fmt.Errorf("tunnel %.40q: want %s or %s", m, TunnelAlways, TunnelAuto)
+	}
+	return nil
+}
+
 // PacketMode says how packets between containers, of what is not carried by node sockets, go
 // through a node.
 type PacketMode string

@@ -99,6 +99,8 @@ type Config struct {
 	FirewallLive model.FirewallLive
 	// Packets says whether packets between containers go past the node's stack. "" means auto.
 	Packets model.PacketMode
+	// Tunnel says how they travel between nodes. "" means always in a tunnel.
+	Tunnel model.TunnelMode
 	// StateDir holds the agent's own files.
 	StateDir string
 	// PinDir is a directory on a BPF file system.
@@ -168,6 +170,11 @@ func (c Config) Validate() error {
 	}
 	if c.Packets != "" {
 		if err := c.Packets.Validate(); err != nil {
+			return err
+		}
+	}
+	if c.Tunnel != "" {
+		if err := c.Tunnel.Validate(); err != nil {
 			return err
 		}
 	}
@@ -329,6 +336,9 @@ func (c Config) storeAddrs(log *slog.Logger) []netip.AddrPort {
 func (c *Config) setDefaults() {
 	if c.Packets == "" {
 		c.Packets = model.PacketsAuto
+	}
+	if c.Tunnel == "" {
+		c.Tunnel = model.TunnelAlways
 	}
 	if c.EndpointSockets == 0 {
 		c.EndpointSockets = DefaultEndpointSockets

@@ -20,7 +20,7 @@ func (h *host) openPlanes() error {
 		Self: h.self, Network: h.network.ID, Pool: h.network.Pool, Prefix6: h.prefix6, VNI: h.network.VNI, VXLANPort: h.network.VXLANPort,
 		Devices: h.devices, PinDir: h.cfg.PinDir, Cgroup: h.cfg.Cgroup, ProcDir: tcp.ProcDir(h.cfg.SeccompSocket),
 		EndpointSockets: h.cfg.EndpointSockets, EndpointPorts: h.cfg.EndpointPorts, Firewall: h.cfg.Firewall, FirewallLive: h.cfg.FirewallLive, Clear: h.cfg.EncryptOpen, KeeperExe: h.cfg.KeeperExe,
-		Packets: h.cfg.Packets, Stores: h.stores,
+		Packets: h.cfg.Packets, Tunnel: h.cfg.Tunnel, Stores: h.stores,
 		Traps: h.traps, Faults: &h.faults, Log: h.log, StacksChanged: h.stacker.ask, Observe: h.observe,
 	})
 	if err != nil {

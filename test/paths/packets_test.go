@@ -208,6 +208,18 @@ func TestTunnel(t *testing.T) {
 // TestPacketsRouted is TestDatagrams between containers where nothing is redirected.
 func TestPacketsRouted(t *testing.T) {
 	lab.Another(t, "r", "--agent-arg=--packets=route")
+	compareContainers(t)
+	for _, node := range []string{"n1", "n2"} {
+		counts := lab.Counters(t, node)
+		if n := counts["redirect_overlay"] + counts["redirect_container"]; n > 0 {
+			t.Errorf("%s: %d packets redirected by --packets route", node, n)
+		}
+	}
+}
+
+// compareContainers is TestDatagrams between containers.
+func compareContainers(t *testing.T) {
+	t.Helper()
 	lab.UnlimitedICMP(t)
 	for _, suffix := range []string{"n1-c1", "n1", "n2"} {
 		lab.SetSysctl(t, suffix, "ipv4/ping_group_range", "0 65535")
@@ -219,10 +231,56 @@ func TestPacketsRouted(t *testing.T) {
 		}
 	}
 	compareDatagrams(t, places, datagramSteps, "")
-	for _, node := range []string{"n1", "n2"} {
-		counts := lab.Counters(t, node)
-		if n := counts["redirect_overlay"] + counts["redirect_container"]; n > 0 {
-			t.Errorf("%s: %d packets redirected by --packets route", node, n)
+}
+
+// TestPacketsNative: nodes that share a network send packets without a tunnel, of all kinds, and in
+// it as soon as one of them does not take them so.
+func TestPacketsNative(t *testing.T) {
+	lab.Another(t, "t", "--agent-arg=--tunnel=auto")
+	server, client := datagrams(lab.StartPeer(t, "overlay", "n2/c1")), datagrams(lab.StartPeer(t, "overlay", "n1/c1"))
+	far, port := lab.Address(t, "overlay", "n2/c1"), lab.FreePort()
+	server.Must(`serve_udp(%d)`, port)
+	await := func(native bool) {
+		t.Helper()
+		way := map[bool]string{true: "redirect_native", false: "redirect_overlay"}
+		testutil.Eventually(t, fmt.Sprintf("packets without a tunnel: %v", native), func() (bool, string) {
+			var went [][]string
+			for _, node := range []string{"n1", "n2"} {
+				went = append(went, rises(t, node, func() { client.Must(`echo(%q, %d, 40)`, far, port) }, way[true], way[false]))
+			}
+			want := fmt.Sprint([][]string{{way[native]}, {way[native]}})
+			return fmt.Sprint(went) == want, fmt.Sprint(went)
+		})
+		var st []api.Status
+		lab.Query(t, &st, "status", "--node", "n1")
+		if got := st[0].Packets.Native; (got == 1) != native {
+			t.Errorf("status: without a tunnel to %d nodes", got)
 		}
 	}
+	await(true)
+	compareContainers(t)
+	stream := lab.FreePort()
+	server.Must(`l = listen(4, "0.0.0.0", %d)`, stream)
+	client.Must(`c = connect(4, %q, %d)`, far, stream)
+	server.Must(`a = l.accept()[0]`)
+	const large = 20 << 20
+	whole := client.Do(`digest(pattern(%d))`, large)
+	got := rises(t, "n1", func() {
+		client.Must(`send(c, %d)`, large)
+		server.Expect(whole, `receive(a, %d)`, large)
+	}, "redirect_native", "redirect_overlay")
+	if len(got) != 1 || got[0] != "redirect_native" {
+		t.Errorf("TCP of plain containers: %v", got)
+	}
+	client.Must(`c.close()`)
+	six := lab.Address6(t, "overlay", "n2/c1")
+	server.Must(`serve_udp(%d, V6)`, port+1)
+	if got := rises(t, "n1", func() { client.Must(`echo(%q, %d, 40)`, six, port+1) }, "redirect_native"); len(got) != 1 {
+		t.Error("IPv6: in the tunnel")
+	}
+	// Rules about what the node takes see VXLAN: then the node asks for it.
+	repair := lab.Spoil(t, "n2", "inet", "chain incoming { type filter hook input priority 0; udp dport 7 drop; }")
+	await(false)
+	repair()
+	await(true)
 }

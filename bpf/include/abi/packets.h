@@ -25,6 +25,21 @@ struct way {
 	__u32 pad;
 };
 
+/* For how many milliseconds one answer to a probe counts: the agent probes each second. */
+enum neighbour_times {
+	NEIGHBOUR_ANSWER_MS = 3500,
+};
+
+/* A node that shares a network with this one, which takes packets without a tunnel while it answers
+ * probes for it. */
+struct neighbour {
+	__u64 until;    /* macs and near are believed until then, ns since boot */
+	__u64 answered; /* its last answer, ns since boot; 0: none yet */
+	__u64 sent;     /* when a container last sent something to it, about: it is worth a probe */
+	__u8 macs[12];  /* of a frame to it: its hardware address, this node's; all 0: not known yet */
+	__u32 near;     /* not 0: no router is on the way, whose MTU fits */
+};
+
 /* What goes between the outer Ethernet header and the inner IP header. */
 struct tunnel_headers {
 	struct iphdr_ ip;

@@ -3,6 +3,7 @@ package baseline
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"heddle.dev/heddle/internal/bench"
@@ -37,6 +38,14 @@ func With(ctx context.Context, s *session.Session, modes []bench.Mode, measure f
 		return err
 	}
 	defer func() { err = errors.Join(err, site.Close()) }()
+	if slices.Contains(modes, bench.Native) {
+		native, down, err := startNative(ctx, s)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, down()) }()
+		site.Places[bench.Native] = native
+	}
 	return measure(bench.Places{Place: s.Lab, Of: site.Places}, site)
 }
 

@@ -37,7 +37,8 @@ var connections = comparison{
 	short: "Compare with the networks of others: Docker's, and a BPF data path",
 	long: `Is 'heddle bench' with further modes, on hosts of their own on the lab's fabric: bare (a host without Heddle), docker (Docker's overlay network between
 nodes, its bridge on one), bpf (BPF redirection and native routing, as Cilium and Calico build it), bpf-vxlan (the same with
-VXLAN), netkit. What cannot run on this machine is named with its reason. The JSON has versions and settings beside the results.`,
+VXLAN), netkit; and native, the overlay of a
+second lab, whose nodes send without a tunnel. What cannot run on this machine is named with its reason. The JSON has versions and settings beside the results.`,
 	runs: 4, file: "peers.json", plot: "peers.svg", title: "Heddle and others' networks",
 	rows: []report.SummaryRow{
 		{"iperf3", "throughput_bps", "throughput"},

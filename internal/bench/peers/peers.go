@@ -32,6 +32,7 @@ var whatModes = map[bench.Mode]string{
 	bench.Host:     "the node's own namespace",
 	bench.Overlay:  "a veth pair, a bridge and VXLAN, as flannel's default",
 	bench.Heddle:   "the container's sockets in the node's namespace",
+	bench.Native:   "the overlay of nodes that send without a tunnel to each other, as flannel's host-gw",
 	bench.Bare:     "the namespace of a host without Heddle: no agent, no rules",
 	bench.Docker:   "Docker's networks: overlay (swarm, VXLAN) between nodes, the default bridge on one",
 	bench.BPF:      "BPF redirection, native routing between nodes: our reduction of Cilium's data path",

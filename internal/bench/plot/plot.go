@@ -31,7 +31,7 @@ const (
 )
 
 var Colours = map[bench.Mode]string{
-	bench.Overlay: "#d98a3d", bench.Heddle: "#1f6f8b", bench.Docker: "#8a7fb8", bench.BPF: "#7da453", bench.BPFVXLAN: "#c5a93a", bench.Netkit: "#66707a",
+	bench.Overlay: "#d98a3d", bench.Heddle: "#1f6f8b", bench.Native: "#b5563c", bench.Docker: "#8a7fb8", bench.BPF: "#7da453", bench.BPFVXLAN: "#c5a93a", bench.Netkit: "#66707a",
 	bench.Bare: "#b9bfc4",
 }
 

@@ -138,6 +138,14 @@ func (s *Session) inLab(ctx context.Context, needs Needs, measure func() error) 
 	return measure()
 }
 
+// Beside brings up a further lab, called as the session's with a suffix; down removes it.
+func (s *Session) Beside(ctx context.Context, suffix string, size lab.Size) (l Lab, down func() error, err error) {
+	beside := *s
+	beside.Lab.Name += suffix
+	down, err = beside.bringUp(ctx, Needs{Up: true, Fresh: true, Size: size})
+	return beside.Lab, down, err
+}
+
 // bringUp makes sure that the lab is up; down undoes what it did, and nothing if the lab was up
 // before.
 func (s *Session) bringUp(ctx context.Context, needs Needs) (down func() error, err error) {

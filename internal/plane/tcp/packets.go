@@ -21,6 +21,7 @@ const lookForRules = 10 * time.Second
 // decision 0097).
 type packets struct {
 	mode     model.PacketMode
+	tunnel   model.TunnelMode
 	datapath *datapath.Datapath
 	// reserved says why they must not, whatever the mode; "" if nothing is in the way.
 	reserved string
@@ -30,23 +31,21 @@ type packets struct {
 
 	mu    sync.Mutex
 	state api.Packets
-	nodes []netip.Addr // underlay addresses of the others
+	nodes []model.Node // all, as SetTopology had them
+	// native: the programs send without a tunnel where they may.
+	native bool
 }
 
-// setNodes says which other nodes there are.
+// setNodes says which nodes there are.
 func (p *packets) setNodes(nodes []model.Node) {
-	addrs := make([]netip.Addr, len(nodes))
-	for i, n := range nodes {
-		addrs[i] = n.Underlay
-	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.nodes = addrs
+	p.nodes = nodes
 }
 
 // choose looks at the node's firewall, if that matters, and tells the programs.
 func (p *packets) choose() error {
-	state := api.Packets{Mode: p.mode}
+	state := api.Packets{Mode: p.mode, Tunnel: p.tunnel}
 	switch {
 	case p.mode == model.PacketsRoute:
 		state.Reason = "--packets " + string(p.mode)
@@ -64,12 +63,14 @@ func (p *packets) choose() error {
 	if state.Redirected {
 		state.DeviceReason = p.whyDevice()
 	}
-	if err := p.datapath.RedirectPackets(state.Redirected, state.Redirected && state.DeviceReason == ""); err != nil {
+	past := state.Redirected && state.DeviceReason == ""
+	native := past && p.tunnel == model.TunnelAuto
+	if err := p.datapath.SetPackets(datapath.Packets{Redirected: state.Redirected, Tunnelled: past, Native: native}); err != nil {
 		return err
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.state = state
+	p.state, p.native = state, native
 	return nil
 }
 
@@ -99,7 +100,10 @@ func (p *packets) whyDevice() string {
 		return p.device
 	}
 	p.mu.Lock()
-	nodes := p.nodes
+	nodes := make([]netip.Addr, len(p.nodes))
+	for i, n := range p.nodes {
+		nodes[i] = n.Underlay
+	}
 	p.mu.Unlock()
 	rules, err := netcfg.TunnelRules()
 	if err == nil && rules != "" {

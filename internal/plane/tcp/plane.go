@@ -61,7 +61,9 @@ type Config struct {
 	// Packets says whether packets between containers go past the node's stack; Stores are where
 	// containers are refused by the stack.
 	Packets model.PacketMode
-	Stores  []netip.AddrPort
+	// Tunnel says how they travel between nodes.
+	Tunnel model.TunnelMode
+	Stores []netip.AddrPort
 	// KeeperExe is the agent's own program, which has listen() called in another process. Empty:
 	// containers get their sockets one by one.
 	KeeperExe string
@@ -87,6 +89,7 @@ type Plane struct {
 	ioctls    *ioctl.Handler
 	shaper    shaper
 	packets   packets
+	native    nativeProbes
 	firewall  firewallWatch
 	stacks    *congestion.Registry
 	own       ownStacks
@@ -163,7 +166,11 @@ func Open(cfg Config) (_ *Plane, err error) {
 		window: cfg.Firewall, live: cfg.FirewallLive, log: p.log, wanted: cfg.Firewall > 0,
 		past: p.datapath.PastFirewalls, ask: p.askFirewalls, end: p.endFirewalled,
 	}
-	p.packets = packets{mode: cfg.Packets, datapath: p.datapath, reserved: whyRouted(cfg), device: whyDevice(cfg.Devices, cfg.Self.Underlay)}
+	p.packets = packets{
+		mode: cfg.Packets, tunnel: cfg.Tunnel, datapath: p.datapath, reserved: whyRouted(cfg),
+		device: whyDevice(cfg.Devices, cfg.Self.Underlay),
+	}
+	p.native = nativeProbes{cfg: &p.cfg, packets: &p.packets, datapath: p.datapath, log: p.log}
 	if err := p.packets.choose(); err != nil {
 		return nil, err
 	}
@@ -234,6 +241,7 @@ func (p *Plane) Run(ctx context.Context) error {
 	wg.Go(func() { p.endOverQuota(ctx) })
 	wg.Go(func() { p.followPasses(ctx) })
 	wg.Go(func() { p.packets.follow(ctx, p.packetsChanged) })
+	wg.Go(func() { p.native.run(ctx) })
 	wg.Go(func() { p.firewall.run(ctx) })
 	wg.Go(func() { p.followClear(ctx) })
 	wg.Go(func() {

@@ -49,6 +49,9 @@ func (p *Plane) FillStatus(_ context.Context, st *api.Status) (err error) {
 		}
 	}
 	st.Packets, st.Firewall = p.packets.status(), p.firewall.status()
+	if st.Packets.Native, err = p.packets.natives(); err != nil {
+		return err
+	}
 	in.EndpointSockets, in.EndpointPorts = p.cfg.EndpointSockets, uint64(p.cfg.EndpointPorts)
 	return nil
 }

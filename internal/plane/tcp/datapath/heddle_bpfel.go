@@ -366,7 +366,8 @@ const (
 	heddleHeddleReasonREASON_PROBE_FIREWALL             heddleHeddleReason = 91
 	heddleHeddleReasonREASON_CUT_CLEAR                  heddleHeddleReason = 92
 	heddleHeddleReasonREASON_TUNNEL_DEVICE              heddleHeddleReason = 93
-	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 94
+	heddleHeddleReasonREASON_REDIRECT_NATIVE            heddleHeddleReason = 94
+	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 95
 )
 
 type heddleHeddleVerdict uint32
@@ -429,6 +430,21 @@ type heddleMemberKey struct {
 	ServiceId uint32
 	Backend   heddleBackend
 }
+
+type heddleNeighbour struct {
+	_        structs.HostLayout
+	Until    uint64
+	Answered uint64
+	Sent     uint64
+	Macs     [12]uint8
+	Near     uint32
+}
+
+type heddleNeighbourTimes uint32
+
+const (
+	heddleNeighbourTimesNEIGHBOUR_ANSWER_MS heddleNeighbourTimes = 3500
+)
 
 type heddleNodePort struct {
 	_    structs.HostLayout
@@ -824,6 +840,7 @@ const (
 	heddleMapMappedByInner         = "mapped_by_inner"
 	heddleMapMappedByOuter         = "mapped_by_outer"
 	heddleMapMemberByBackend       = "member_by_backend"
+	heddleMapNeighbourByUnderlay   = "neighbour_by_underlay"
 	heddleMapNodeByUnderlay        = "node_by_underlay"
 	heddleMapNodePortByNumber      = "node_port_by_number"
 	heddleMapNodePortsByEndpoint   = "node_ports_by_endpoint"
@@ -936,6 +953,7 @@ const (
 	heddleVarLeavingEndpoint       = "leaving_endpoint"
 	heddleVarLimitDevice           = "limit_device"
 	heddleVarLimitsInForce         = "limits_in_force"
+	heddleVarNativeRouting         = "native_routing"
 	heddleVarNoFlows               = "no_flows"
 	heddleVarNoTuples              = "no_tuples"
 	heddleVarOrphansUntil          = "orphans_until"
@@ -954,6 +972,7 @@ const (
 	heddleVarTypeHeddleReason      = "type_heddle_reason"
 	heddleVarTypeHeddleVerdict     = "type_heddle_verdict"
 	heddleVarTypeLimitFlags        = "type_limit_flags"
+	heddleVarTypeNeighbourTimes    = "type_neighbour_times"
 	heddleVarTypePolicyFlags       = "type_policy_flags"
 	heddleVarTypeRouteFlags        = "type_route_flags"
 	heddleVarTypeSockTagFlags      = "type_sock_tag_flags"
@@ -1089,6 +1108,7 @@ type heddleMapSpecs struct {
 	MappedByInner       *ebpf.MapSpec `ebpf:"mapped_by_inner"`
 	MappedByOuter       *ebpf.MapSpec `ebpf:"mapped_by_outer"`
 	MemberByBackend     *ebpf.MapSpec `ebpf:"member_by_backend"`
+	NeighbourByUnderlay *ebpf.MapSpec `ebpf:"neighbour_by_underlay"`
 	NodeByUnderlay      *ebpf.MapSpec `ebpf:"node_by_underlay"`
 	NodePortByNumber    *ebpf.MapSpec `ebpf:"node_port_by_number"`
 	NodePortsByEndpoint *ebpf.MapSpec `ebpf:"node_ports_by_endpoint"`
@@ -1159,6 +1179,7 @@ type heddleVariableSpecs struct {
 	LeavingEndpoint       *ebpf.VariableSpec `ebpf:"leaving_endpoint"`
 	LimitDevice           *ebpf.VariableSpec `ebpf:"limit_device"`
 	LimitsInForce         *ebpf.VariableSpec `ebpf:"limits_in_force"`
+	NativeRouting         *ebpf.VariableSpec `ebpf:"native_routing"`
 	NoFlows               *ebpf.VariableSpec `ebpf:"no_flows"`
 	NoTuples              *ebpf.VariableSpec `ebpf:"no_tuples"`
 	OrphansUntil          *ebpf.VariableSpec `ebpf:"orphans_until"`
@@ -1177,6 +1198,7 @@ type heddleVariableSpecs struct {
 	TypeHeddleReason      *ebpf.VariableSpec `ebpf:"type_heddle_reason"`
 	TypeHeddleVerdict     *ebpf.VariableSpec `ebpf:"type_heddle_verdict"`
 	TypeLimitFlags        *ebpf.VariableSpec `ebpf:"type_limit_flags"`
+	TypeNeighbourTimes    *ebpf.VariableSpec `ebpf:"type_neighbour_times"`
 	TypePolicyFlags       *ebpf.VariableSpec `ebpf:"type_policy_flags"`
 	TypeRouteFlags        *ebpf.VariableSpec `ebpf:"type_route_flags"`
 	TypeSockTagFlags      *ebpf.VariableSpec `ebpf:"type_sock_tag_flags"`
@@ -1236,6 +1258,7 @@ type heddleMaps struct {
 	MappedByInner       *ebpf.Map `ebpf:"mapped_by_inner"`
 	MappedByOuter       *ebpf.Map `ebpf:"mapped_by_outer"`
 	MemberByBackend     *ebpf.Map `ebpf:"member_by_backend"`
+	NeighbourByUnderlay *ebpf.Map `ebpf:"neighbour_by_underlay"`
 	NodeByUnderlay      *ebpf.Map `ebpf:"node_by_underlay"`
 	NodePortByNumber    *ebpf.Map `ebpf:"node_port_by_number"`
 	NodePortsByEndpoint *ebpf.Map `ebpf:"node_ports_by_endpoint"`
@@ -1294,6 +1317,7 @@ func (m *heddleMaps) Close() error {
 		m.MappedByInner,
 		m.MappedByOuter,
 		m.MemberByBackend,
+		m.NeighbourByUnderlay,
 		m.NodeByUnderlay,
 		m.NodePortByNumber,
 		m.NodePortsByEndpoint,
@@ -1365,6 +1389,7 @@ type heddleVariables struct {
 	LeavingEndpoint       *ebpf.Variable `ebpf:"leaving_endpoint"`
 	LimitDevice           *ebpf.Variable `ebpf:"limit_device"`
 	LimitsInForce         *ebpf.Variable `ebpf:"limits_in_force"`
+	NativeRouting         *ebpf.Variable `ebpf:"native_routing"`
 	NoFlows               *ebpf.Variable `ebpf:"no_flows"`
 	NoTuples              *ebpf.Variable `ebpf:"no_tuples"`
 	OrphansUntil          *ebpf.Variable `ebpf:"orphans_until"`
@@ -1383,6 +1408,7 @@ type heddleVariables struct {
 	TypeHeddleReason      *ebpf.Variable `ebpf:"type_heddle_reason"`
 	TypeHeddleVerdict     *ebpf.Variable `ebpf:"type_heddle_verdict"`
 	TypeLimitFlags        *ebpf.Variable `ebpf:"type_limit_flags"`
+	TypeNeighbourTimes    *ebpf.Variable `ebpf:"type_neighbour_times"`
 	TypePolicyFlags       *ebpf.Variable `ebpf:"type_policy_flags"`
 	TypeRouteFlags        *ebpf.Variable `ebpf:"type_route_flags"`
 	TypeSockTagFlags      *ebpf.Variable `ebpf:"type_sock_tag_flags"`

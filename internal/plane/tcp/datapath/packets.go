@@ -1,16 +1,85 @@
 package datapath
 
-import "fmt"
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
 
-// RedirectPackets has packets between containers go past the node's stack where they need nothing
-// of it, or all of them through it. Until it is called they go through it. tunnel says whether the
-// programs put on and take off the headers of the overlay's device.
-func (d *Datapath) RedirectPackets(redirect, tunnel bool) error {
-	if err := d.objs.TunnelByProgram.Set(word(tunnel)); err != nil {
+	"golang.org/x/sys/unix"
+)
+
+// Packets says how packets between containers go that node sockets do not carry. The zero value is
+// what holds until SetPackets is called: through the node's stack.
+type Packets struct {
+	// Redirected: past the node's stack, where they need nothing of it.
+	Redirected bool
+	// Tunnelled: the programs put on and take off the headers of the overlay's device.
+	Tunnelled bool
+	// Native: without a tunnel to nodes that answer probes for it, and answering theirs.
+	Native bool
+}
+
+// SetPackets tells the programs.
+func (d *Datapath) SetPackets(p Packets) error {
+	if err := d.objs.NativeRouting.Set(word(p.Native)); err != nil {
+		return fmt.Errorf("set native_routing: %w", err)
+	}
+	if err := d.objs.TunnelByProgram.Set(word(p.Tunnelled)); err != nil {
 		return fmt.Errorf("set tunnel_by_program: %w", err)
 	}
-	if err := d.objs.PacketsRedirected.Set(word(redirect)); err != nil {
+	if err := d.objs.PacketsRedirected.Set(word(p.Redirected)); err != nil {
 		return fmt.Errorf("set packets_redirected: %w", err)
 	}
 	return nil
+}
+
+// A Neighbour is another node on this one's network, as the programs know it.
+type Neighbour struct {
+	Underlay netip.Addr
+	// Peer and Self are hardware addresses: of that node, and of the device that leads there.
+	Peer, Self net.HardwareAddr
+	// Near: packets could go to it as they are now, as far as this node's routes and neighbours
+	// know.
+	Near bool
+	// Answered is how long ago it last answered a probe, Sent how long ago a container sent
+	// something to it, about. Negative: never.
+	Answered, Sent time.Duration
+}
+
+// Native reports whether packets go to n without a tunnel.
+func (n Neighbour) Native() bool {
+	return n.Near && n.Answered >= 0 && n.Answered < time.Duration(heddleNeighbourTimesNEIGHBOUR_ANSWER_MS)*time.Millisecond
+}
+
+// Neighbours gives those to or from which packets went.
+func (d *Datapath) Neighbours() ([]Neighbour, error) {
+	var (
+		ts  unix.Timespec
+		key [4]byte
+		n   heddleNeighbour
+		out []Neighbour
+	)
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
+		return nil, fmt.Errorf("read the clock: %w", err)
+	}
+	ago := func(at uint64) time.Duration {
+		if at == 0 {
+			return -1
+		}
+		return max(0, time.Duration(ts.Nano()-int64(at)))
+	}
+	it := d.objs.NeighbourByUnderlay.Iterate()
+	for it.Next(&key, &n) {
+		out = append(out, Neighbour{
+			Underlay: netip.AddrFrom4(key), Near: n.Near != 0,
+			Peer: slices.Clone(net.HardwareAddr(n.Macs[:6])), Self: slices.Clone(net.HardwareAddr(n.Macs[6:])),
+			Answered: ago(n.Answered), Sent: ago(n.Sent),
+		})
+	}
+	if err := it.Err(); err != nil {
+		return nil, fmt.Errorf("read neighbours: %w", err)
+	}
+	return out, nil
 }

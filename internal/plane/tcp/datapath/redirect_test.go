@@ -40,7 +40,7 @@ func prepareRedirect(t *testing.T, d *Datapath) {
 		}
 	}
 	setSender(t, d, heddleEndpoint{Addr4: fromAddr(overlayB), Id: 5})
-	if err := d.RedirectPackets(true, false); err != nil {
+	if err := d.SetPackets(Packets{Redirected: true}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -216,7 +216,7 @@ func TestRedirectLeavesToTheStack(t *testing.T) {
 	})
 	t.Run("mode", func(t *testing.T) {
 		setSender(t, d, heddleEndpoint{Addr4: fromAddr(overlayB), Id: 5})
-		if err := d.RedirectPackets(false, false); err != nil {
+		if err := d.SetPackets(Packets{}); err != nil {
 			t.Fatal(err)
 		}
 		sends(t, d, from, udp(overlayB, besideB), actOK, 0)

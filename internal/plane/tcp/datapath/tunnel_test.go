@@ -36,7 +36,7 @@ func TestDecapsulate(t *testing.T) {
 	const left = heddleHeddleReasonREASON_TUNNEL_DEVICE
 	plain, inner := tunnelled(nil)
 	sends(t, d, d.objs.FromUnderlay, plain, actOK, 0) // until it is wanted
-	if err := d.RedirectPackets(true, true); err != nil {
+	if err := d.SetPackets(Packets{Redirected: true, Tunnelled: true}); err != nil {
 		t.Fatal(err)
 	}
 	if out := sends(t, d, d.objs.FromUnderlay, plain, actRedirect, 0); !bytes.Equal(out, inner) {
@@ -88,7 +88,7 @@ func segmented(size uint32) skbContext {
 // TestDecapsulateIsGuarded: what the guards of the overlay drop stays dropped.
 func TestDecapsulateIsGuarded(t *testing.T) {
 	d := loadForRedirect(t, 0)
-	if err := d.RedirectPackets(true, true); err != nil {
+	if err := d.SetPackets(Packets{Redirected: true, Tunnelled: true}); err != nil {
 		t.Fatal(err)
 	}
 	stranger := netip.MustParseAddr("192.0.2.9").AsSlice()
@@ -136,7 +136,7 @@ func TestEncapsulate(t *testing.T) {
 	ip("link", "set", "under", "up")
 	d := loadForTestAs(t, 0, func(c *Config) { c.UnderlayIfindex, c.OverlayIfindex, c.VTEPMAC = device, overlay, "02:48:c0:00:02:02" })
 	prepareRedirect(t, d)
-	if err := d.RedirectPackets(true, true); err != nil {
+	if err := d.SetPackets(Packets{Redirected: true, Tunnelled: true}); err != nil {
 		t.Fatal(err)
 	}
 	frames := map[string][]byte{"IPv4": udp(overlayB, overlayA), "IPv6": ethernet(0x86dd, ipv6(overlay6(overlayB), overlay6(overlayA), 17, make([]byte, 24)))}

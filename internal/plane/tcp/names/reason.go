@@ -191,6 +191,8 @@ var Reasons = []model.Reason{
 		Remedy: "nothing: the program connects again, encrypted; `heddled --encrypt-open keep` lets such connections be"},
 	{Name: "tunnel_device", Kind: model.KindPath, Help: "packets of the overlay that its device sent or took although BPF programs do: segments on their way in, fragments, what routers marked, and what follows these; on their way out, to neighbours or at an MTU that the programs do not know",
 		Remedy: "nothing: only slower"},
+	{Name: "redirect_native", Kind: model.KindPath, Help: "packets between containers that went past this node's stack to another node without a tunnel",
+		Remedy: "counts packets"},
 }
 
 // String gives the reason's name.

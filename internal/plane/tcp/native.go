@@ -1,0 +1,164 @@
+package tcp
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg"
+	"heddle.dev/heddle/internal/plane/tcp/datapath"
+)
+
+const (
+	// probeNeighbours is how often a node to which containers send is asked whether it takes what
+	// they send without a tunnel. The programs count on it (bpf/include/abi/packets.h).
+	probeNeighbours = time.Second
+	// neighbourIdle is how long after the last packet of a container for it that goes on.
+	neighbourIdle = time.Minute
+	// neighbourHops tells probes from what has been routed (RFC 5082).
+	neighbourHops = 255
+)
+
+// nativeProbes asks other nodes whether they take packets without a tunnel (bpf/tc/native.h, which
+// answers and notes answers; decision 0118). The goroutine of run owns it.
+type nativeProbes struct {
+	cfg      *Config
+	packets  *packets
+	datapath *datapath.Datapath
+	log      *slog.Logger
+	native   map[netip.Addr]bool // that did, at the last look
+	failed   bool                // the last look failed
+}
+
+// run probes until ctx ends. What fails costs speed only: packets travel in the tunnel.
+func (n *nativeProbes) run(ctx context.Context) {
+	if n.cfg.Tunnel != model.TunnelAuto {
+		return
+	}
+	ticks := time.NewTicker(probeNeighbours)
+	defer ticks.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticks.C:
+		}
+		err := n.look()
+		if err != nil && !n.failed {
+			n.log.Error("packets travel in a tunnel: other nodes are not asked whether they take them without", "err", err)
+		}
+		n.failed = err != nil
+	}
+}
+
+// look probes whom containers send to, and says whose answer is new.
+func (n *nativeProbes) look() error {
+	gateways := n.packets.nativeGateways()
+	known, err := n.datapath.Neighbours()
+	if err != nil {
+		return err
+	}
+	now := map[netip.Addr]bool{}
+	for _, to := range known {
+		now[to.Underlay] = gateways != nil && to.Native()
+		gateway, member := gateways[to.Underlay]
+		if !member || to.Sent < 0 || to.Sent > neighbourIdle {
+			continue
+		}
+		// The kernel forgets whom only the programs send to.
+		if err := netcfg.UseNeighbour(n.cfg.Devices.UnderlayIfindex, to.Underlay); err != nil {
+			return err
+		}
+		if !to.Near {
+			continue
+		}
+		if err := n.probe(to, gateway); err != nil {
+			return fmt.Errorf("probe %v: %w", to.Underlay, err)
+		}
+	}
+	for _, at := range slices.SortedFunc(maps.Keys(now), netip.Addr.Compare) {
+		if now[at] != n.native[at] {
+			n.log.Info("packets to a node", "underlay", at, "tunnel", !now[at])
+		}
+	}
+	n.native = now
+	return nil
+}
+
+// probe sends one to the gateway address of neighbour to, as a container's packet would travel.
+func (n *nativeProbes) probe(to datapath.Neighbour, gateway netip.Addr) error {
+	frame := neighbourProbe(to, model.Gateway(n.cfg.Self.Prefixes[0]), gateway, n.cfg.VNI)
+	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("packet socket: %w", err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	if err := unix.Sendto(fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: n.cfg.Devices.UnderlayIfindex}); err != nil {
+		return fmt.Errorf("send: %w", err)
+	}
+	return nil
+}
+
+// neighbourProbe is the frame of a probe: an ICMP echo request between two gateways, with the
+// network's VNI as identifier and sequence number.
+func neighbourProbe(to datapath.Neighbour, from, gateway netip.Addr, vni uint32) []byte {
+	const icmp, echo = 1, 8
+	message := binary.BigEndian.AppendUint32([]byte{echo, 0, 0, 0}, vni)
+	setSum(message, 2)
+	header := []byte{0x45, 0, 0, 0, 0, 0, 0, 0, neighbourHops, icmp, 0, 0}
+	header = slices.Concat(header, from.AsSlice(), gateway.AsSlice())
+	binary.BigEndian.PutUint16(header[2:], uint16(len(header)+len(message)))
+	setSum(header, 10)
+	return slices.Concat(to.Peer, to.Self, []byte{0x08, 0x00}, header, message)
+}
+
+// setSum writes the Internet checksum of b, of an even number of bytes, where it has zeros for it.
+func setSum(b []byte, at int) {
+	sum := uint32(0)
+	for i := 0; i < len(b); i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(b[i:]))
+	}
+	for sum > 0xffff {
+		sum = sum&0xffff + sum>>16
+	}
+	binary.BigEndian.PutUint16(b[at:], ^uint16(sum))
+}
+
+// nativeGateways gives the gateways of other nodes by underlay address, nil while packets go to
+// none of them without a tunnel.
+func (p *packets) nativeGateways() map[netip.Addr]netip.Addr {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.native {
+		return nil
+	}
+	out := make(map[netip.Addr]netip.Addr, len(p.nodes))
+	for _, n := range p.nodes {
+		if len(n.Prefixes) > 0 {
+			out[n.Underlay] = model.Gateway(n.Prefixes[0])
+		}
+	}
+	return out
+}
+
+// natives counts the nodes to which packets go without a tunnel now.
+func (p *packets) natives() (count int, err error) {
+	if p.nativeGateways() == nil {
+		return 0, nil
+	}
+	known, err := p.datapath.Neighbours()
+	for _, n := range known {
+		if n.Native() {
+			count++
+		}
+	}
+	return count, err
+}

@@ -22,10 +22,13 @@ const (
 	FaultStack FaultReason = "stack_not_served"
 	// FaultExport: flows do not reach the collector of OpenTelemetry, or not all of them.
 	FaultExport FaultReason = "flows_not_exported"
+	// FaultKey: other nodes' agents have not said for a minute that they accept the node's next key
+	// of encryption.
+	FaultKey FaultReason = "key_not_changed"
 )
 
 // FaultReasons lists them.
-var FaultReasons = []FaultReason{FaultEndpoint, FaultLimits, FaultLimitsTighter, FaultStack, FaultExport}
+var FaultReasons = []FaultReason{FaultEndpoint, FaultLimits, FaultLimitsTighter, FaultStack, FaultExport, FaultKey}
 
 // Fault is something on this node that is not as it should be. The agent tries it again until it
 // is.

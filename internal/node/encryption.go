@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -30,8 +31,11 @@ const (
 const asksAtOnce = 128
 
 // answersWithin is for how long after its last answer a node may have connections although its
-// agent is away.
+// agent is away, and for how long an agent is waited for that does not answer.
 const answersWithin = 10 * time.Minute
+
+// waitsLong is how long after its publication it is a fault that others keep a key from being used.
+const waitsLong = time.Minute
 
 // encryption is what the node has of WireGuard. The zero value is of a node that does not encrypt:
 // it leaves out those that do.
@@ -43,6 +47,7 @@ type encryption struct {
 	kernel    model.PublicKey // of the key that the device has
 	published time.Time       // when the store got the next key
 	rotation  wireguard.Rotation
+	silent    silence
 
 	// applying is held by who gives the device its peers. It is taken before mu.
 	applying sync.Mutex
@@ -284,6 +289,7 @@ func (k keepKeys) step(ctx context.Context) (trying bool, err error) {
 		e.mu.Lock()
 		e.waits = waits
 		e.mu.Unlock()
+		k.reportWaits(waits)
 		switch do {
 		case wireguard.Wait:
 			return trying, nil
@@ -294,8 +300,27 @@ func (k keepKeys) step(ctx context.Context) (trying bool, err error) {
 				e.rotation.Resume(time.Now())
 				return false, err
 			}
+			e.silent = nil
 			k.log.Info("key of encryption changed", "public_key", e.keys.Public())
 		}
+	}
+}
+
+// reportWaits says whom the next key has waited for for long.
+func (k keepKeys) reportWaits(waits []string) {
+	if len(waits) == 0 || time.Since(k.encryption.published) < waitsLong {
+		k.faults.Clear(api.FaultKey, "")
+		return
+	}
+	const most = 8 // names
+	named, more := waits, ""
+	if len(waits) > most {
+		named, more = waits[:most], fmt.Sprintf(" and %d more", len(waits)-most)
+	}
+	err := fmt.Errorf("the next key waits for %s%s: can the ports of their agents be reached (--peer-port, TCP)? Who does not answer is waited for for %s",
+		strings.Join(named, ", "), more, answersWithin)
+	if k.faults.Set(api.FaultKey, "", err) {
+		k.log.Warn("key of encryption not changed yet", "err", err)
 	}
 }
 
@@ -377,7 +402,31 @@ func (k keepKeys) ask(ctx context.Context, nodes []string) map[string]wireguard.
 	for i, name := range nodes {
 		out[name] = said[i]
 	}
+	if k.encryption.silent == nil {
+		k.encryption.silent = make(silence)
+	}
+	k.encryption.silent.judge(out, time.Now())
 	return out
+}
+
+// silence is since when agents have not answered, by node.
+type silence map[string]time.Time
+
+// judge takes agents that have not answered for answersWithin for such as answer nobody: their
+// ports cannot be reached, and without them no key would ever be changed. An agent that holds its
+// node's name all that time follows the store.
+func (s silence) judge(said map[string]wireguard.Said, now time.Time) {
+	for name, what := range said {
+		since, was := s[name]
+		switch {
+		case what != wireguard.Silent:
+			delete(s, name)
+		case !was:
+			s[name] = now
+		case now.Sub(since) >= answersWithin:
+			said[name] = wireguard.Never
+		}
+	}
 }
 
 func (k keepKeys) askOne(ctx context.Context, node string, next model.PublicKey) wireguard.Said {

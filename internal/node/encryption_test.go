@@ -24,6 +24,49 @@ func TestSwitchAfterHold(t *testing.T) {
 	}
 }
 
+// TestSilence: an agent that never answers holds a key up for a bounded time; one that has answered
+// meanwhile is waited for anew.
+func TestSilence(t *testing.T) {
+	s, start := make(silence), time.Unix(1000, 0)
+	said := func(after time.Duration, what wireguard.Said) wireguard.Said {
+		all := map[string]wireguard.Said{"n2": what}
+		s.judge(all, start.Add(after))
+		return all["n2"]
+	}
+	for _, c := range []struct {
+		after      time.Duration
+		what, want wireguard.Said
+	}{
+		{0, wireguard.Silent, wireguard.Silent},
+		{answersWithin - 1, wireguard.Silent, wireguard.Silent},
+		{answersWithin, wireguard.Silent, wireguard.Never},
+		{answersWithin, wireguard.Without, wireguard.Without},
+		{answersWithin + 1, wireguard.Silent, wireguard.Silent},
+		{2*answersWithin + 1, wireguard.Silent, wireguard.Never},
+	} {
+		if got := said(c.after, c.what); got != c.want {
+			t.Errorf("after %s: %v for %v, want %v", c.after, got, c.what, c.want)
+		}
+	}
+}
+
+// TestReportWaits: whom a key has waited for for long is a fault, until it waits no more.
+func TestReportWaits(t *testing.T) {
+	k := keepKeys{host: &host{log: slog.New(slog.DiscardHandler)}}
+	k.encryption.published = time.Now()
+	if k.reportWaits([]string{"n2"}); len(k.faults.List()) > 0 {
+		t.Errorf("at once: %+v", k.faults.List())
+	}
+	k.encryption.published = time.Now().Add(-waitsLong)
+	k.reportWaits([]string{"n2", "n3"})
+	if all := k.faults.List(); len(all) != 1 || all[0].Reason != api.FaultKey || !strings.Contains(all[0].Error, "n2, n3: ") {
+		t.Errorf("after a minute: %+v", all)
+	}
+	if k.reportWaits(nil); k.faults.Has(api.FaultKey) {
+		t.Error("it waits for nobody, and is at fault")
+	}
+}
+
 // TestAdmit: a node that does not encrypt takes nothing of a network but the nodes that do not
 // either, and their endpoints.
 func TestAdmit(t *testing.T) {

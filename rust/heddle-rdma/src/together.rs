@@ -11,6 +11,7 @@ use verbs_protocol::abi::{verbs_send, verbs_sge};
 use verbs_protocol::ibv;
 use verbs_protocol::slots::{Receive, Send};
 use verbs_protocol::statistics::{Path, Traffic};
+use verbs_qp::State;
 
 use crate::copying::{MAPPED_CHUNK, Side};
 use crate::memory::{self, Regions, Use};
@@ -225,7 +226,8 @@ impl Objects {
 
     /// The next request of a queue pair, if it is one that may be asked for, and now.
     fn next_good(&mut self, number: u32) -> Option<Send> {
-        let qp = self.qps.get_mut(number)?;
+        // A send queue that drains begins nothing new.
+        let qp = self.qps.get_mut(number).filter(|qp| qp.state == State::ReadyToSend)?;
         if self.endpoints.get_mut(qp.endpoint)?.wait_to_send().is_some() {
             return None;
         }

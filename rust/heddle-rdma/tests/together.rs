@@ -11,9 +11,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use shared_ring::{SharedMemory, Slot};
-use support::{End, Router, Sge, inline, node, pair, receiving, request, sending};
+use support::{
+    End, Router, Sge, eventually, inline, node, pair, readable, receiving, request, sending,
+};
 use verbs_protocol::agent::Limits;
-use verbs_protocol::statistics::Traffic;
+use verbs_protocol::statistics::{Reason, Traffic};
 use verbs_protocol::{abi, ibv};
 
 const MEMORY: usize = 1 << 17;
@@ -389,6 +391,43 @@ fn sends_behind_the_last_receive_request_wait_for_more() {
     let mut memory = vec![7; 1200];
     memory.resize(MEMORY, 0);
     assert!(b.shared.read() == memory);
+}
+
+/// A send queue that drains ends the SEND that waits, and begins none of those behind it.
+#[test]
+fn a_send_queue_that_drains_begins_no_more() {
+    let router = node();
+    let (mut a, mut b) = sides(&router, ibv::QPT_RC);
+    a.shared.write(&mut vec![7; MEMORY]);
+    a.end.send(&sent(&a, 0));
+    eventually("a message that waits", || (router.times(2, Reason::NotReady) == 1).then_some(()));
+    let change = |qp_state| abi::verbs_qp_attr {
+        qp_state,
+        en_sqd_async_notify: 1,
+        ..abi::verbs_qp_attr::default()
+    };
+    let notify = ibv::QP_STATE | ibv::QP_EN_SQD_ASYNC_NOTIFY;
+    assert_eq!(a.end.device.modify(a.end.qp.number, notify, change(4)), Ok(4));
+    let behind = [sent(&a, 1), written(&a, &b, 2, ""), sent(&a, 3)];
+    a.end.send(&behind.concat());
+    assert_eq!(a.end.device.state(a.end.qp.number), 4);
+    assert!(!readable(&a.end.device.events, Duration::ZERO));
+    let receives: Vec<_> = [0, 1, 3].iter().flat_map(|id| received(&b, *id, "")).collect();
+    b.end.device.post(b.end.qp.receive.as_mut().unwrap(), &receives);
+    assert_eq!(a.end.sends.result(), (0, ibv::WC_SUCCESS));
+    let event = a.end.device.event();
+    assert_eq!((event.event, event.object), (ibv::EVENT_SQ_DRAINED, a.end.qp.number));
+    assert_eq!(b.end.receives.result(), (0, ibv::WC_SUCCESS));
+    // What the router did in that turn is done when it has answered this.
+    assert_eq!(a.end.device.state(a.end.qp.number), 4);
+    assert!(a.end.sends.poll().is_none() && b.end.receives.poll().is_none());
+    let filled = |count| [vec![7; count], vec![0; MEMORY - count]].concat();
+    assert!(b.shared.read() == filled(100));
+    assert_eq!(a.end.device.modify(a.end.qp.number, ibv::QP_STATE, change(3)), Ok(3));
+    for id in 1..4 {
+        assert_eq!(a.end.sends.result(), (id, ibv::WC_SUCCESS));
+    }
+    assert!(b.shared.read() == filled(400));
 }
 
 /// Nobody tells an unreliable sender of what is wrong at its peer; what comes behind arrives.

@@ -21,6 +21,10 @@ use crate::queues::Dead;
 use crate::requests::{Pending, REQUEST_COST, Step, Told, refusal};
 use crate::sys;
 
+/// Receive requests of a shared queue that a batch takes at most: others, whose queue pairs have
+/// the same one, are without them as long as the copy waits for a page.
+const SHARED_RECEIVES: usize = 4;
+
 /// Bytes of one side of a batch: of a piece, or of the requests themselves.
 pub(crate) struct Span {
     /// None of what was in requests.
@@ -85,6 +89,8 @@ struct Uses {
     received: Use,
     written: Option<Use>,
     read: Option<Use>,
+    /// How many receive requests a batch may take.
+    receives: usize,
 }
 
 /// Adds the places of `length` bytes that a key and an address name, if all are mapped.
@@ -165,12 +171,14 @@ impl Objects {
     fn uses(&self, number: u32, peer: u32) -> Uses {
         let unless = |is_limited: bool, usage: Option<Use>| usage.filter(|_| !is_limited);
         let back = self.is_limited(peer, number);
+        let shares = self.qps.get(peer).is_some_and(|qp| qp.srq != 0);
         Uses {
             from: unless(self.is_limited(number, peer), Some(self.local(number, 0))),
             to: self.local(number, ibv::ACCESS_LOCAL_WRITE),
             received: self.local(peer, ibv::ACCESS_LOCAL_WRITE),
             written: self.remote(peer, ibv::ACCESS_REMOTE_WRITE),
             read: unless(back, self.remote(peer, ibv::ACCESS_REMOTE_READ)),
+            receives: if shares { SHARED_RECEIVES } else { usize::MAX },
         }
     }
 
@@ -293,6 +301,9 @@ impl Objects {
             }
             _ => return None,
         };
+        if takes && batch.receives.len() >= uses.receives {
+            return None;
+        }
         let usage = uses.from?;
         if writes {
             place(regions, there, length, uses.written?, (&mut self.to, &mut batch.to))?;

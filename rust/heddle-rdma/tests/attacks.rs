@@ -280,14 +280,25 @@ fn objects_of_another_container_are_not_destroyed() {
 /// A program changes the length of a request when the router has found it good.
 #[test]
 fn a_request_that_is_changed_while_it_is_read_is_one_or_the_other() {
+    changed_while_it_is_read(false);
+}
+
+/// The same to memory that the router has mapped, where requests are copied together.
+#[test]
+fn so_is_one_that_is_copied_with_others() {
+    changed_while_it_is_read(true);
+}
+
+fn changed_while_it_is_read(mapped: bool) {
     attacked("copies", |router| {
         endpoints(router);
         (0..40).any(|_| {
             if router.has_died() {
                 return true;
             }
-            let (mut a, b) = pair_of([router; 2], [1, 2], ibv::QPT_RC, 4096, |_| ());
+            let (mut a, mut b) = pair_of([router; 2], [1, 2], ibv::QPT_RC, 4096, |_| ());
             let memory = Arc::clone(&a.qp.memory);
+            let (_, rkey, _shared) = b.device.shared(b.pd, 4096);
             // The length of inline data, in the first slot of the ring.
             // SAFETY: it lies in the mapping.
             let word = unsafe { memory.as_ptr().byte_add(384 + 28) }.as_ptr() as usize;
@@ -304,7 +315,10 @@ fn a_request_that_is_changed_while_it_is_read_is_one_or_the_other() {
                     }
                 }
             });
-            let head = at(ibv::WR_RDMA_WRITE, 1, &b.buffer, b.key);
+            let mut head = at(ibv::WR_RDMA_WRITE, 1, &b.buffer, b.key);
+            if mapped {
+                (head.remote_address, head.rkey) = (0, rkey);
+            }
             assert!(a.qp.send.push(&inline(head, &[9; 8])).is_ok());
             a.device.ringer.ring().unwrap();
             let done = eventually("an end of the request", || {

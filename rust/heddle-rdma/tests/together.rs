@@ -365,6 +365,102 @@ fn what_is_wrong_among_receive_requests_fails_alone() {
     }
 }
 
+/// Connects the two once more, so that the second one takes receive requests of a shared queue.
+fn connect_shared(a: &mut Side, b: &mut Side, srq: u32) {
+    let (one, two) = (&mut a.end, &mut b.end);
+    one.qp = one.device.qp(ibv::QPT_RC, one.pd, &one.sends, &one.receives, 0);
+    two.qp = two.device.qp(ibv::QPT_RC, two.pd, &two.sends, &two.receives, srq);
+    one.device.connect(one.qp.number, ibv::QPT_RC, two.address(), |_| ());
+    two.device.connect(two.qp.number, ibv::QPT_RC, one.address(), |_| ());
+}
+
+/// Messages of all kinds take them in their order, and the program hears when few are left.
+#[test]
+fn messages_take_the_receive_requests_of_a_shared_queue() {
+    let router = node();
+    let (mut a, mut b) = sides(&router, ibv::QPT_RC);
+    a.shared.write(&mut vec![7; MEMORY]);
+    let (srq, mut ring) = b.end.device.srq(b.end.pd, 16, 3);
+    connect_shared(&mut a, &mut b, srq);
+    let receives: Vec<_> = (0..12).flat_map(|id| received(&b, id, "")).collect();
+    b.end.device.post(&mut ring, &receives);
+    let (own, rkey) = (a.key, b.key);
+    let message = |id: u32| {
+        let opcodes = [ibv::WR_SEND, ibv::WR_SEND_WITH_IMM, ibv::WR_RDMA_WRITE_WITH_IMM];
+        let mut head = request(opcodes[id as usize % 3], id.into());
+        head.imm = 50 + id;
+        if head.opcode == ibv::WR_RDMA_WRITE_WITH_IMM {
+            (head.remote_address, head.rkey) = (u64::from(id) * 100, rkey);
+        }
+        sending(head, &[(0, 100 - id, own)])
+    };
+    let mut wanted = Vec::new();
+    for ids in [0..9, 9..12] {
+        // Three are left after the first ones, which is the limit, and not fewer.
+        assert_eq!(b.end.device.state(b.end.qp.number), 3);
+        assert!(!readable(&b.end.device.events, Duration::ZERO));
+        a.end.send(&ids.clone().flat_map(message).collect::<Vec<_>>());
+        for id in ids {
+            assert_eq!(a.end.sends.result(), (id.into(), ibv::WC_SUCCESS));
+            let got = b.end.receives.next();
+            assert_eq!((got.wr_id, got.status), (id.into(), ibv::WC_SUCCESS));
+            let opcodes = [ibv::WC_RECV, ibv::WC_RECV, ibv::WC_RECV_RDMA_WITH_IMM];
+            assert_eq!((got.byte_len, got.opcode), (100 - id, opcodes[id as usize % 3]));
+            let (imm, flags) = if id % 3 == 0 { (0, 0) } else { (50 + id, ibv::WC_WITH_IMM) };
+            assert_eq!((got.imm, got.flags), (imm, flags));
+            assert_eq!((got.qp_num, got.src_qp), (b.end.qp.number, a.end.qp.number));
+            wanted.resize(wanted.len() + 100 - id as usize, 7);
+            wanted.resize(wanted.len() + id as usize, 0);
+        }
+    }
+    let event = b.end.device.event();
+    assert_eq!((event.event, event.object), (ibv::EVENT_SRQ_LIMIT_REACHED, srq));
+    wanted.resize(MEMORY, 0);
+    assert!(b.shared.read() == wanted);
+}
+
+/// A receive request of a shared queue that is wrong fails the queue pair that takes it, and no
+/// other: the next one's messages take those behind it.
+#[test]
+fn what_is_wrong_in_a_shared_queue_fails_alone() {
+    const ALL: u64 = 12;
+    let router = node();
+    for (wrong, sender, receiver) in [
+        ("short", ibv::WC_REM_INV_REQ_ERR, ibv::WC_LOC_LEN_ERR),
+        ("lkey", ibv::WC_REM_OP_ERR, ibv::WC_LOC_PROT_ERR),
+        ("range", ibv::WC_REM_OP_ERR, ibv::WC_LOC_PROT_ERR),
+    ] {
+        for at in [0, 1, 3, 4, 6, ALL - 1] {
+            let (mut a, mut b) = sides(&router, ibv::QPT_RC);
+            a.shared.write(&mut vec![7; MEMORY]);
+            let (srq, mut ring) = b.end.device.srq(b.end.pd, 16, 0);
+            let name = |id| if id == at { wrong } else { "" };
+            let receives: Vec<_> = (0..ALL).flat_map(|id| received(&b, id, name(id))).collect();
+            b.end.device.post(&mut ring, &receives);
+            for first in [0, at + 1] {
+                connect_shared(&mut a, &mut b, srq);
+                a.end.send(&(first..ALL).flat_map(|id| sent(&a, id)).collect::<Vec<_>>());
+                for id in first..ALL {
+                    let (sends, receives) = match id.cmp(&at) {
+                        std::cmp::Ordering::Equal => (sender, Some(receiver)),
+                        std::cmp::Ordering::Greater if first == 0 => (ibv::WC_WR_FLUSH_ERR, None),
+                        _ => (ibv::WC_SUCCESS, Some(ibv::WC_SUCCESS)),
+                    };
+                    assert_eq!(a.end.sends.result(), (id, sends), "{wrong} at {at}");
+                    if let Some(status) = receives {
+                        assert_eq!(b.end.receives.result(), (id, status), "{wrong} at {at}");
+                    }
+                }
+                assert!(b.end.receives.poll().is_none(), "{wrong} at {at}");
+            }
+            let mut memory = vec![7; usize::try_from(ALL).unwrap() * 100];
+            memory[usize::try_from(at).unwrap() * 100..][..100].fill(0);
+            memory.resize(MEMORY, 0);
+            assert!(b.shared.read() == memory, "{wrong} at {at}");
+        }
+    }
+}
+
 /// SENDs for which there is no receive request yet wait behind those that had one.
 #[test]
 fn sends_behind_the_last_receive_request_wait_for_more() {

@@ -4,12 +4,13 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 )
 
 func TestCopies(t *testing.T) {
-	const size = 5000
+	const size = copiesPiece + 5000
 	file := filepath.Join(t.TempDir(), "shared")
 	content := make([]byte, CopiesBytes(size))
 	to := len(content) - (len(content)-copiesBuffersAt)/2
@@ -21,11 +22,11 @@ func TestCopies(t *testing.T) {
 	}
 	asked := make(chan error, 1)
 	go func() {
-		asked <- Main(context.Background(), []string{"copies", "-path", file, "-size", "5000", "-answer"},
+		asked <- Main(context.Background(), []string{"copies", "-path", file, "-size", strconv.Itoa(size), "-answer"},
 			Streams{In: strings.NewReader(""), Out: t.Output(), Err: t.Output()})
 	}()
 	var c Copies
-	runPeer(t, &c, "copies", "-path", file, "-size", "5000", "-duration", "20ms")
+	runPeer(t, &c, "copies", "-path", file, "-size", strconv.Itoa(size), "-duration", "20ms")
 	if err := <-asked; err != nil || c.Messages < 1 || c.ElapsedS < .02 {
 		t.Errorf("%+v, %v", c, err)
 	}

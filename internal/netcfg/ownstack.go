@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -46,6 +48,22 @@ func InContainer(path string, fn func() error) error {
 	}
 	defer container.Close()
 	return netns.DoIn(container, fn)
+}
+
+// UnprivilegedPorts gives the first port that anybody may bind in the network namespace at path.
+func UnprivilegedPorts(path string) (first int, err error) {
+	err = InContainer(path, func() error {
+		raw, err := os.ReadFile("/proc/sys/net/ipv4/ip_unprivileged_port_start")
+		if err != nil {
+			return err
+		}
+		first, err = strconv.Atoi(strings.TrimSpace(string(raw)))
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("ports that anybody may bind: %w", err)
+	}
+	return first, nil
 }
 
 // netnsID gives the id of ns in the calling thread's network namespace.

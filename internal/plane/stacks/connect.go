@@ -44,7 +44,9 @@ func (c *call) connect() {
 	switch c.n.State {
 	case socket.Fresh, socket.Bound:
 		to, errno := c.n.ParseSockaddr(raw)
-		if errno == 0 && to.Addr().Is4() && c.n.Flags&socket.V6Only != 0 {
+		from := c.n.Local.AddrPort().Addr()
+		bound6 := from.Is6() && !from.Is4In6() && !from.IsUnspecified()
+		if errno == 0 && to.Addr().Is4() && (c.n.Flags&socket.V6Only != 0 || bound6) {
 			errno = unix.ENETUNREACH
 		}
 		if errno != 0 {

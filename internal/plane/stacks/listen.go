@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"heddle.dev/heddle/internal/netcfg"
 	"heddle.dev/heddle/internal/plane/process"
 	"heddle.dev/heddle/internal/plane/stacks/module"
 	"heddle.dev/heddle/internal/plane/stacks/protocol"
@@ -16,6 +18,10 @@ import (
 
 // maxBacklog is what a module takes.
 const maxBacklog = 4096
+
+// privilegedPorts are those below, unless a container's ip_unprivileged_port_start is lower; that it
+// is higher is not looked for.
+const privilegedPorts = 1024
 
 // acceptQueue is how much may wait in a listener's end, in bytes as the kernel charges them: 4,096
 // connections, each of which is a message.
@@ -35,15 +41,46 @@ func (c *call) bind() {
 	}
 	defer unlock()
 	at, errno := c.n.ParseSockaddr(raw)
-	switch {
-	case errno != 0:
-		err = errno
-	case c.n.State != socket.Fresh:
-		err = unix.EINVAL
-	default:
+	if errno != 0 {
+		c.end(0, errno)
+		return
+	}
+	if err = c.mayBind(at); err == nil {
 		err = c.bindTo(at)
 	}
 	c.end(0, err)
+}
+
+// mayBind refuses what the kernel refuses before it looks whether the address is free, in its
+// order.
+func (c *call) mayBind(at netip.AddrPort) error {
+	addr := at.Addr().Unmap()
+	own := addr.IsUnspecified() || addr.IsLoopback() || slices.Contains(c.t.Addrs, addr)
+	if own && at.Port() != 0 && at.Port() < privilegedPorts {
+		if err := c.mayBindPort(at.Port()); err != nil {
+			return err
+		}
+	}
+	switch {
+	case c.n.State == socket.Fresh:
+		return nil // whether the address is the container's the module says
+	case !own:
+		return unix.EADDRNOTAVAIL
+	}
+	return unix.EINVAL
+}
+
+// mayBindPort refuses a port that only who may (CAP_NET_BIND_SERVICE) can have in the container.
+func (c *call) mayBindPort(port uint16) error {
+	may, err := c.p.proc.Capable(c.Thread(), unix.CAP_NET_BIND_SERVICE)
+	if err != nil || may {
+		return err
+	}
+	first, err := netcfg.UnprivilegedPorts(c.t.NetnsPath)
+	if err == nil && int(port) < first {
+		return unix.EACCES
+	}
+	return err
 }
 
 func (c *call) bindTo(at netip.AddrPort) error {

@@ -160,11 +160,17 @@ func ParseOption(level, name int, value []byte) (int32, error) {
 		}
 		return max(0, int32(binary.NativeEndian.Uint32(value[4:]))), nil
 	}
-	if level == unix.SOL_IP && len(value) >= 1 && len(value) < 4 {
-		return int32(value[0]), nil // as the kernel does for options of IP
-	}
-	if len(value) < 4 {
+	v := int32(0)
+	switch {
+	case len(value) >= 4:
+		v = int32(binary.NativeEndian.Uint32(value))
+	case level == unix.SOL_IP && len(value) >= 1:
+		v = int32(value[0]) // as the kernel does for options of IP
+	default:
 		return 0, unix.EINVAL
 	}
-	return int32(binary.NativeEndian.Uint32(value)), nil
+	if level == unix.SOL_IP && name == unix.IP_TOS {
+		v &= 0xfc // a byte, of which TCP keeps the bits of congestion notification
+	}
+	return v, nil
 }

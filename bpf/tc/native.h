@@ -25,6 +25,11 @@
  * agent. */
 volatile __u32 native_routing = 0;
 
+/* Until when this node takes what comes so, ns since boot. The agent writes it: without an end
+ * while native_routing, and for some seconds after that, until the others have seen it. Rules and
+ * IPsec of the node about what nodes send each other see none of it. */
+volatile __u64 native_until = 0;
+
 /* Asks the node's routes and neighbours where node is. What was known of its hardware address is
  * kept where they do not know now: what it sends has to be told from what others do. */
 static __noinline int ask_neighbour(struct __sk_buff *skb, __be32 node)
@@ -93,6 +98,9 @@ static __always_inline __be32 native_sender(const struct __sk_buff *skb, const s
 	if (config_underlay_raw || config_underlay_inner || is_translated() || !p->ip.saddr ||
 	    skb->ifindex != config_underlay_ifindex || skb->pkt_type != PACKET_HOST_)
 		return 0;
+	/* What is tagged is of another segment. */
+	if (skb->vlan_present || native_until < bpf_ktime_get_coarse_ns())
+		return 0;
 	from = route_to(p->ip.saddr);
 	if (!from || from->flags & (ROUTE_NODE_ADDR | ROUTE_ADOPTED) ||
 	    from->underlay.word[3] == config_underlay)
@@ -148,7 +156,7 @@ static __noinline int arrive_native(struct __sk_buff *skb, const struct packet *
 		differ |= (macs[i] ^ n->macs[i + 6]) | (macs[i + 6] ^ n->macs[i]);
 		vtep[i] = config_vtep[i];
 	}
-	if (protects(PROTECT_OVERLAY) && (differ || hides_in_vlan(skb)))
+	if (protects(PROTECT_OVERLAY) && differ)
 		return drop(REASON_DROP_SPOOFED_SOURCE);
 	if (!p->ipv6 && p->ip.ttl == PROBE_HOPS)
 		return take_probe(skb, p, n);

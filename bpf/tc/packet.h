@@ -286,6 +286,7 @@ __noinline int is_for_own_stack(struct __sk_buff *skb, __u32 ifindex)
 	struct endpoint *ep = bpf_map_lookup_elem(&endpoint_by_ifindex, &ifindex);
 	struct bpf_sock *sk;
 	struct packet p;
+	int own;
 
 	if (!ep || ep->nsid < 0 || read_packet(skb, &p) != PACKET_TCP)
 		return 0;
@@ -295,8 +296,11 @@ __noinline int is_for_own_stack(struct __sk_buff *skb, __u32 ifindex)
 		sk = lookup_in(skb, (__u32)ep->nsid, p.ip.saddr, p.tcp.source, p.ip.daddr, p.tcp.dest);
 	if (!sk)
 		return 0;
+	/* A listener has what begins a connection. Any other segment that only it is found for is of a
+	 * connection of the module's. */
+	own = sk->state != BPF_TCP_LISTEN || is_syn(&p);
 	bpf_sk_release(sk);
-	return 1;
+	return own;
 }
 
 /* Hands the packet to the container behind veth ifindex: at once, or, so that limits see it, by its

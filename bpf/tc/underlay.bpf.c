@@ -25,7 +25,6 @@ static __noinline int from_outside(struct __sk_buff *skb, const struct packet *p
 {
 	struct endpoint *ep;
 	bool taken = false;
-	__u32 reason;
 	int action;
 
 	if (!p)
@@ -33,9 +32,6 @@ static __noinline int from_outside(struct __sk_buff *skb, const struct packet *p
 	ep = endpoint_at(p->ip.daddr);
 	if (!ep || is_mirror(p->ip.saddr))
 		return TC_ACT_OK;
-	reason = refuse_outsider(p);
-	if (reason)
-		return drop(reason);
 	action = filter_tcp(skb, p, 0, 0, 0);
 	return action == FILTER_PASS ? towards(skb, p, ep, 0, &taken) : action;
 }
@@ -114,8 +110,13 @@ static __always_inline int from_underlay_verdict(struct __sk_buff *skb)
 			reason = refuse_outsider(&p);
 		return reason ? drop(reason) : TC_ACT_OK;
 	}
-	if (p.ip.daddr != config_underlay)
+	if (p.ip.daddr != config_underlay) {
+		/* Also where it is for another node's: this one would send it on by the overlay. */
+		reason = refuse_outsider(&p);
+		if (reason)
+			return drop(reason);
 		return is_syn(&p) || has_policy() ? from_outside(skb, &p) : TC_ACT_OK;
+	}
 	if (!in_direct_ports(p.tcp.dest))
 		return TC_ACT_OK;
 	k = packet_tuple(&p);

@@ -171,6 +171,7 @@ func TestStacks(t *testing.T) {
 	withEachStack(t, func(t *testing.T, l stacksLab) {
 		copyPrograms(t, l.dir, "stack_names.py", "stack_buffers.py", "stack_echo.py", "stack_end.py", "stack_signals.py")
 		t.Run("nginx and curl", l.testWeb)
+		t.Run("listeners of both stacks", l.testBoth)
 		t.Run("redis", l.testRedis)
 		t.Run("iperf3", l.testIperf)
 		t.Run("names", l.testNames)
@@ -325,6 +326,24 @@ func (c held) echoes() error {
 	}
 	_, err := io.ReadFull(c, make([]byte, 1))
 	return err
+}
+
+// testBoth: a listener of the container's own stack at the port of one of the module's gets new
+// connections, and nothing of those that the module has.
+func (l stacksLab) testBoth(t *testing.T) {
+	l = l.with(t)
+	const port = 9004
+	echo := []string{"python3", filepath.Join(l.dir, "stack_echo.py"), strconv.Itoa(port)}
+	l.start("n1/c1", echo[2], echo...)
+	c, err := l.connect(port)
+	testutil.NoError(t, err)
+	testutil.NoError(t, c.echoes())
+	l.start("n1/c1 overlay", echo[2], echo...)
+	testutil.NoError(t, c.echoes())
+	next, err := l.connect(port)
+	testutil.NoError(t, err)
+	testutil.NoError(t, next.echoes())
+	testutil.NoError(t, c.echoes())
 }
 
 // testLives ends the agent, then the module.

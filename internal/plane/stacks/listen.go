@@ -19,8 +19,8 @@ import (
 // maxBacklog is what a module takes.
 const maxBacklog = 4096
 
-// privilegedPorts are those below, unless a container's ip_unprivileged_port_start is lower; that it
-// is higher is not looked for.
+// privilegedPorts are those below, unless a container's ip_unprivileged_port_start is lower. That
+// it is higher is not looked for.
 const privilegedPorts = 1024
 
 // acceptQueue is how much may wait in a listener's end, in bytes as the kernel charges them: 4,096

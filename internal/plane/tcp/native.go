@@ -3,6 +3,7 @@ package tcp
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -38,9 +39,22 @@ type nativeProbes struct {
 	failed   bool                // the last look failed
 }
 
+// tunnelOf gives the mode of tunnels that this node's device lets it have.
+func tunnelOf(cfg Config) (model.TunnelMode, error) {
+	if cfg.Tunnel != model.TunnelAuto {
+		return cfg.Tunnel, nil
+	}
+	many, err := netcfg.SendsWithManyAddresses(cfg.Devices.UnderlayIfindex)
+	if many {
+		cfg.Log.Warn("packets to other nodes stay in a tunnel: the bond sends with several hardware addresses (balance-alb, balance-tlb)")
+		return model.TunnelAlways, err
+	}
+	return cfg.Tunnel, err
+}
+
 // run probes until ctx ends. What fails costs speed only: packets travel in the tunnel.
 func (n *nativeProbes) run(ctx context.Context) {
-	if n.cfg.Tunnel != model.TunnelAuto {
+	if n.packets.tunnel != model.TunnelAuto {
 		return
 	}
 	ticks := time.NewTicker(probeNeighbours)
@@ -67,6 +81,7 @@ func (n *nativeProbes) look() error {
 		return err
 	}
 	now := map[netip.Addr]bool{}
+	var errs []error
 	for _, to := range known {
 		now[to.Underlay] = gateways != nil && to.Native()
 		gateway, member := gateways[to.Underlay]
@@ -74,14 +89,9 @@ func (n *nativeProbes) look() error {
 			continue
 		}
 		// The kernel forgets whom only the programs send to.
-		if err := netcfg.UseNeighbour(n.cfg.Devices.UnderlayIfindex, to.Underlay); err != nil {
-			return err
-		}
-		if !to.Near {
-			continue
-		}
-		if err := n.probe(to, gateway); err != nil {
-			return fmt.Errorf("probe %v: %w", to.Underlay, err)
+		errs = append(errs, netcfg.UseNeighbour(n.cfg.Devices.UnderlayIfindex, to.Underlay))
+		if to.Near {
+			errs = append(errs, n.probe(to, gateway))
 		}
 	}
 	for _, at := range slices.SortedFunc(maps.Keys(now), netip.Addr.Compare) {
@@ -90,7 +100,7 @@ func (n *nativeProbes) look() error {
 		}
 	}
 	n.native = now
-	return nil
+	return errors.Join(errs...)
 }
 
 // probe sends one to the gateway address of neighbour to, as a container's packet would travel.
@@ -102,7 +112,7 @@ func (n *nativeProbes) probe(to datapath.Neighbour, gateway netip.Addr) error {
 	}
 	defer func() { _ = unix.Close(fd) }()
 	if err := unix.Sendto(fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: n.cfg.Devices.UnderlayIfindex}); err != nil {
-		return fmt.Errorf("send: %w", err)
+		return fmt.Errorf("probe %v: %w", to.Underlay, err)
 	}
 	return nil
 }

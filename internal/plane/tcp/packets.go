@@ -65,7 +65,11 @@ func (p *packets) choose() error {
 	}
 	past := state.Redirected && state.DeviceReason == ""
 	native := past && p.tunnel == model.TunnelAuto
-	if err := p.datapath.SetPackets(datapath.Packets{Redirected: state.Redirected, Tunnelled: past, Native: native}); err != nil {
+	was := p.native
+	if p.state.Mode == "" { // an earlier agent's programs may have answered
+		was = past
+	}
+	if err := p.datapath.SetPackets(datapath.Packets{Redirected: state.Redirected, Tunnelled: past, Native: native, NativeStill: !native && was}); err != nil {
 		return err
 	}
 	p.mu.Lock()

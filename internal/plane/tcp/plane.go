@@ -166,8 +166,12 @@ func Open(cfg Config) (_ *Plane, err error) {
 		window: cfg.Firewall, live: cfg.FirewallLive, log: p.log, wanted: cfg.Firewall > 0,
 		past: p.datapath.PastFirewalls, ask: p.askFirewalls, end: p.endFirewalled,
 	}
+	tunnel, err := tunnelOf(cfg)
+	if err != nil {
+		return nil, err
+	}
 	p.packets = packets{
-		mode: cfg.Packets, tunnel: cfg.Tunnel, datapath: p.datapath, reserved: whyRouted(cfg),
+		mode: cfg.Packets, tunnel: tunnel, datapath: p.datapath, reserved: whyRouted(cfg),
 		device: whyDevice(cfg.Devices, cfg.Self.Underlay),
 	}
 	p.native = nativeProbes{cfg: &p.cfg, packets: &p.packets, datapath: p.datapath, log: p.log}

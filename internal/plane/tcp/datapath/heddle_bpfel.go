@@ -954,6 +954,7 @@ const (
 	heddleVarLimitDevice           = "limit_device"
 	heddleVarLimitsInForce         = "limits_in_force"
 	heddleVarNativeRouting         = "native_routing"
+	heddleVarNativeUntil           = "native_until"
 	heddleVarNoFlows               = "no_flows"
 	heddleVarNoTuples              = "no_tuples"
 	heddleVarOrphansUntil          = "orphans_until"
@@ -1180,6 +1181,7 @@ type heddleVariableSpecs struct {
 	LimitDevice           *ebpf.VariableSpec `ebpf:"limit_device"`
 	LimitsInForce         *ebpf.VariableSpec `ebpf:"limits_in_force"`
 	NativeRouting         *ebpf.VariableSpec `ebpf:"native_routing"`
+	NativeUntil           *ebpf.VariableSpec `ebpf:"native_until"`
 	NoFlows               *ebpf.VariableSpec `ebpf:"no_flows"`
 	NoTuples              *ebpf.VariableSpec `ebpf:"no_tuples"`
 	OrphansUntil          *ebpf.VariableSpec `ebpf:"orphans_until"`
@@ -1390,6 +1392,7 @@ type heddleVariables struct {
 	LimitDevice           *ebpf.Variable `ebpf:"limit_device"`
 	LimitsInForce         *ebpf.Variable `ebpf:"limits_in_force"`
 	NativeRouting         *ebpf.Variable `ebpf:"native_routing"`
+	NativeUntil           *ebpf.Variable `ebpf:"native_until"`
 	NoFlows               *ebpf.Variable `ebpf:"no_flows"`
 	NoTuples              *ebpf.Variable `ebpf:"no_tuples"`
 	OrphansUntil          *ebpf.Variable `ebpf:"orphans_until"`

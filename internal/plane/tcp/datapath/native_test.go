@@ -154,9 +154,14 @@ func TestNativeProbe(t *testing.T) {
 	if verdict, _ := n.receives(t, echo(8, 254, testVNI)); verdict == actRedirect {
 		t.Error("what a router passed on is answered")
 	}
-	testutil.NoError(t, n.SetPackets(Packets{Redirected: true, Tunnelled: true}))
-	if verdict, _ := n.receives(t, echo(8, 255, testVNI)); verdict != actStolen {
-		t.Errorf("a probe where a tunnel is wanted: verdict %d", verdict)
+	for _, how := range []struct {
+		still   bool
+		verdict uint32
+	}{{true, actStolen}, {false, actShot}} {
+		testutil.NoError(t, n.SetPackets(Packets{Redirected: true, Tunnelled: true, NativeStill: how.still}))
+		if verdict, _ := n.receives(t, echo(8, 255, testVNI)); verdict != how.verdict {
+			t.Errorf("a probe where a tunnel is wanted, still taken %v: verdict %d", how.still, verdict)
+		}
 	}
 }
 
@@ -218,5 +223,11 @@ func TestNativeArrives(t *testing.T) {
 	}
 	if verdict, _ := n.receives(t, between(macA, macC, udp(overlayA, overlayB))); verdict == actRedirect {
 		t.Error("for another's hardware address: taken")
+	}
+	for still, want := range map[bool]uint32{true: actRedirect, false: actShot} {
+		testutil.NoError(t, n.SetPackets(Packets{Redirected: true, Tunnelled: true, NativeStill: still}))
+		if verdict, _ := n.receives(t, between(macA, macB, udp(overlayA, overlayB))); verdict != want {
+			t.Errorf("where a tunnel is wanted, still taken %v: verdict %d, want %d", still, verdict, want)
+		}
 	}
 }

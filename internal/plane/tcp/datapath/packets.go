@@ -2,6 +2,7 @@ package datapath
 
 import (
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
 	"slices"
@@ -19,10 +20,29 @@ type Packets struct {
 	Tunnelled bool
 	// Native: without a tunnel to nodes that answer probes for it, and answering theirs.
 	Native bool
+	// NativeStill: taking for some seconds what others go on sending so.
+	NativeStill bool
 }
+
+// nativeStill is how long that is: longer than an answer of this node counts.
+const nativeStill = time.Duration(heddleNeighbourTimesNEIGHBOUR_ANSWER_MS)*time.Millisecond + 2*time.Second
 
 // SetPackets tells the programs.
 func (d *Datapath) SetPackets(p Packets) error {
+	until := uint64(0)
+	switch {
+	case p.Native:
+		until = math.MaxUint64
+	case p.NativeStill:
+		now, err := sinceBoot()
+		if err != nil {
+			return err
+		}
+		until = uint64(now + nativeStill)
+	}
+	if err := d.objs.NativeUntil.Set(until); err != nil {
+		return fmt.Errorf("set native_until: %w", err)
+	}
 	if err := d.objs.NativeRouting.Set(word(p.Native)); err != nil {
 		return fmt.Errorf("set native_routing: %w", err)
 	}
@@ -33,6 +53,15 @@ func (d *Datapath) SetPackets(p Packets) error {
 		return fmt.Errorf("set packets_redirected: %w", err)
 	}
 	return nil
+}
+
+// sinceBoot is the programs' clock.
+func sinceBoot() (time.Duration, error) {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
+		return 0, fmt.Errorf("read the clock: %w", err)
+	}
+	return time.Duration(ts.Nano()), nil
 }
 
 // A Neighbour is another node on this one's network, as the programs know it.
@@ -56,19 +85,19 @@ func (n Neighbour) Native() bool {
 // Neighbours gives those to or from which packets went.
 func (d *Datapath) Neighbours() ([]Neighbour, error) {
 	var (
-		ts  unix.Timespec
 		key [4]byte
 		n   heddleNeighbour
 		out []Neighbour
 	)
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
-		return nil, fmt.Errorf("read the clock: %w", err)
+	now, err := sinceBoot()
+	if err != nil {
+		return nil, err
 	}
 	ago := func(at uint64) time.Duration {
 		if at == 0 {
 			return -1
 		}
-		return max(0, time.Duration(ts.Nano()-int64(at)))
+		return max(0, now-time.Duration(at))
 	}
 	it := d.objs.NeighbourByUnderlay.Iterate()
 	for it.Next(&key, &n) {

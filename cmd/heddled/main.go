@@ -326,15 +326,21 @@ func parsePrefixes(flag string, in []string) ([]netip.Prefix, error) {
 }
 
 // sayFiles lets this process have as many files open as it may need, and says so if they are fewer.
-func sayFiles(log *slog.Logger) {
+func sayFiles(ctx context.Context, log *slog.Logger) {
 	files, err := fdkeep.RaiseFiles()
 	if err != nil {
 		log.Error("the limit of open files is not known, or not raised", "err", err)
 	}
-	if room := fdkeep.RoomFor(files); room < trap.DefaultMaxListeners {
-		log.Warn("this process may have few files open: socket() fails with ENFILE in containers beyond what there is room for; give it CAP_SYS_RESOURCE, or LimitNOFILE=131072 in its unit",
-			"limit", files, "containers", room)
+	room := fdkeep.RoomFor(files)
+	if room >= trap.DefaultMaxListeners {
+		return
 	}
+	level := slog.LevelInfo // hardly anybody has so many containers
+	if files < fdkeep.LeastFiles {
+		level = slog.LevelWarn
+	}
+	log.Log(ctx, level, "files that this process may have open: socket() fails with ENFILE in containers beyond what there is room for; give it CAP_SYS_RESOURCE, or LimitNOFILE=131072 in its unit, for more",
+		"limit", files, "containers", room)
 }
 
 func run(ctx context.Context, cfg node.Config) error {
@@ -350,7 +356,7 @@ func run(ctx context.Context, cfg node.Config) error {
 	if os.Getenv("GOMAXPROCS") == "" && runtime.GOMAXPROCS(0) < leastProcs {
 		runtime.GOMAXPROCS(leastProcs) // from now on it does not follow changes of the cgroup's limit
 	}
-	sayFiles(cfg.Log)
+	sayFiles(ctx, cfg.Log)
 	cfg.Features = doctor.Run(ctx)
 	if missing := doctor.Missing(cfg.Features); len(missing) > 0 {
 		cfg.Log.Error("this host lacks what Heddle needs: run `heddle doctor`", "missing", missing)

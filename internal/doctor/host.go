@@ -260,16 +260,12 @@ func memlock() finding {
 	return f
 }
 
-// minNofile is room for a listener each for about a thousand containers and exec'd commands,
-// sockets made ahead, and the store's connections.
-const minNofile = 8192
-
 func nofile() finding {
 	f := finding{name: "nofile"}
 	limit, err := fdkeep.RaiseFiles() // as the agent does
 	f.detail = fmt.Sprintf("limit %d: room for some %d containers", limit, fdkeep.RoomFor(limit))
-	if err != nil || limit < minNofile {
-		f.err = errors.Join(fmt.Errorf("%s, want %d or more", f.detail, minNofile), err)
+	if err != nil || limit < fdkeep.LeastFiles {
+		f.err = errors.Join(fmt.Errorf("%s, want %d or more", f.detail, fdkeep.LeastFiles), err)
 	}
 	return f
 }

@@ -14,6 +14,9 @@ const (
 	agentFiles = 4300
 )
 
+// LeastFiles is a limit with which an agent can do: room for some 1,900 containers.
+const LeastFiles = 8192
+
 // RaiseFiles lets this process have as many files open as an agent or a keeper may need, or as many
 // as it may give itself, and says how many.
 func RaiseFiles() (limit uint64, err error) {

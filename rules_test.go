@@ -42,7 +42,7 @@ var allowed = map[string][]string{
 	"internal/plane/tcp/intercept": {"internal/trap", "internal/trap/task"},
 	"internal/trap":                {"internal/fdkeep", "internal/trap/task"},
 	"internal/trap/ioctl":          {"internal/trap", "internal/trap/task"},
-	"internal/trap/task":           {},
+	"internal/trap/task":           {"internal/netns"},
 	"internal/fdkeep":              {"internal/patience"},
 	"internal/flow":                {},
 	"internal/flowlog":             {"internal/flow"},

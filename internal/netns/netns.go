@@ -131,7 +131,7 @@ func Open(path string) (*os.File, error) {
 	return f, nil
 }
 
-// Same reports whether files a and b, as Open gives them, are the same namespace.
+// Same reports whether files a and b, as Open gives them, are the same namespace, of any kind.
 func Same(a, b *os.File) (bool, error) {
 	ai, err := a.Stat()
 	if err != nil {

@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/netns"
 )
 
 // Capable reports whether thread tid has a capability (unix.CAP_*) in the user namespace that owns
@@ -42,7 +44,7 @@ func (p Proc) Capable(tid uint32, capability int) (bool, error) {
 	}
 	owner, err := namespaceAt(of, unix.NS_GET_USERNS)
 	for err == nil {
-		same, serr := sameFile(owner, own)
+		same, serr := netns.Same(owner, own)
 		if same || serr != nil {
 			return same, errors.Join(serr, owner.Close())
 		}
@@ -70,16 +72,4 @@ func namespaceAt(of *os.File, request uint) (*os.File, error) {
 		return nil, err
 	}
 	return os.NewFile(uintptr(fd), of.Name()), nil
-}
-
-func sameFile(a, b *os.File) (bool, error) {
-	one, err := a.Stat()
-	if err != nil {
-		return false, err
-	}
-	other, err := b.Stat()
-	if err != nil {
-		return false, err
-	}
-	return os.SameFile(one, other), nil
 }

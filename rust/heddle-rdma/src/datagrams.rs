@@ -12,8 +12,9 @@ use crate::link::{SEND_HIGH, Timer};
 use crate::memory::Fault;
 use crate::multicast::{GROUP_QP, is_multicast};
 use crate::objects::{Current, Objects};
+use crate::receiving::Taken;
 use crate::remote::Broken;
-use crate::requests::{Pending, Step, Taken, Told, gather};
+use crate::requests::{Pending, Step, Told, gather};
 
 /// Bytes in front of a datagram in the receiver's buffer.
 const GRH: usize = 40;

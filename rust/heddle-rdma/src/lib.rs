@@ -18,6 +18,7 @@
 //! | `events` | what programs are told |
 //! | `endings` | how queue pairs, contexts and endpoints end |
 //! | `requests`, `completing` | turns of queue pairs: requests taken, waiting, completed |
+//! | `receiving` | receive requests taken for messages |
 //! | `local` | requests whose peer is on this node |
 //! | `remote`, `responder` | requests between nodes |
 //! | `datagrams` | both, for UD |
@@ -89,6 +90,7 @@ mod protection;
 mod queue_commands;
 mod queue_pairs;
 mod queues;
+mod receiving;
 mod remote;
 mod requests;
 mod responder;

@@ -18,7 +18,8 @@ use crate::endpoint::Quota;
 use crate::ibverbs::{Completion, Domain, Pair};
 use crate::objects::{Current, Objects};
 use crate::outside::Again;
-use crate::requests::{QUANTUM, REQUEST_COST, Taken, Told, Turn, refusal};
+use crate::receiving::Taken;
+use crate::requests::{QUANTUM, REQUEST_COST, Told, Turn, refusal};
 
 /// Requests of a queue pair that the card has at a time.
 pub(crate) const SENDS: u32 = 64;

@@ -11,8 +11,9 @@ use crate::link::{Inbound, Phase, Response, SEND_HIGH};
 use crate::memory::{self, Fault};
 use crate::objects::Objects;
 use crate::placing::may_be_placed;
+use crate::receiving::Taken;
 use crate::remote::{Broken, frame_length, is_atomic, returns};
-use crate::requests::{Taken, Told, gather};
+use crate::requests::{Told, gather};
 
 impl Objects {
     /// A request of the peer.

@@ -39,3 +39,4 @@ void resize(void);
 void reregister(void);
 void naps(void);
 void groups(void);
+void shared(void);

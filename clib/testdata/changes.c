@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Objects that change while they are used: completion queues, regions, groups of queue pairs. */
+/* Objects that change while they are used: completion queues, regions, groups of queue pairs;
+ * and shared receive queues. */
 
 #include <sched.h>
 #include <string.h>
@@ -199,4 +200,34 @@ void naps(void)
 	}
 	close_all(a, b);
 	IS(sched_setaffinity(0, sizeof(all), &all), 0);
+}
+
+/* A shared receive queue takes requests with as many entries as it was granted, as many as there is
+ * room for. */
+void shared(void)
+{
+	open_all();
+	struct ibv_qp *a = make_qp(IBV_QPT_RC);
+	struct ibv_srq_init_attr attr = {.attr = {.max_wr = DEPTH, .max_sge = 2}};
+	struct ibv_srq *srq = MUST(ibv_create_srq(pd, &attr));
+	struct ibv_sge list[3] = {at(0, 1), at(1, 1), at(2, 1)};
+	struct ibv_recv_wr second = {.wr_id = 2, .sg_list = list, .num_sge = 3};
+	struct ibv_recv_wr first = {.wr_id = 1, .next = &second, .sg_list = list, .num_sge = 2}, *bad;
+
+	IS(attr.attr.max_sge, 2);
+	IS(ibv_post_srq_recv(srq, &first, &bad), EINVAL); /* the first one is there */
+	IS(bad == &second, 1);
+	second.num_sge = -1;
+	IS(ibv_post_srq_recv(srq, &second, &bad), EINVAL);
+	IS(bad == &second, 1);
+	first.next = NULL;
+	for (int i = 1; i < DEPTH; i++)
+		IS(ibv_post_srq_recv(srq, &first, &bad), 0);
+	IS(ibv_post_srq_recv(srq, &first, &bad), ENOMEM);
+	IS(bad == &first, 1);
+	IS(ibv_destroy_srq(srq), 0);
+	attr.attr.max_sge = 1 << 10;
+	errno = 0;
+	IS(ibv_create_srq(pd, &attr) == NULL && errno == EINVAL, 1);
+	close_all(a, NULL);
 }

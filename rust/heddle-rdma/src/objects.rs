@@ -144,6 +144,7 @@ pub(crate) struct Memory {
 #[derive(Clone, Copy)]
 pub(crate) struct Capabilities {
     pub(crate) send_sge: u32,
+    /// With a shared receive queue: what that was granted.
     pub(crate) recv_sge: u32,
     pub(crate) inline: u32,
 }

@@ -48,7 +48,7 @@ impl Objects {
                 srq: r.srq,
                 service,
                 signal_all: r.sq_sig_all == 1,
-                capabilities: shape.granted,
+                capabilities: objects.granted(&shape, r.srq),
                 state: State::Reset,
                 epoch,
                 attr: abi::verbs_qp_attr::default(),
@@ -89,6 +89,13 @@ impl Objects {
         let mut answer = answer(&shape.reply(&r, qp));
         answer.descriptors.push(fd);
         Ok(answer)
+    }
+
+    /// What a queue pair's requests are held to: those to receive may be of a shared queue.
+    fn granted(&self, shape: &Shape, srq: u32) -> Capabilities {
+        let own = shape.granted;
+        let recv_sge = self.srqs.get(srq).map_or(own.recv_sge, |s| s.max_sge);
+        Capabilities { recv_sge, ..own }
     }
 
     /// Whether the queues that a queue pair is to be made with are the context's.

@@ -33,7 +33,7 @@ impl Objects {
             self.srqs.get_mut(srq).map(|s| s.ring.next())
         };
         let taken = match next {
-            Some(Ok(Some(Ok(receive)))) if srq != 0 || receive.entries() <= most as usize => {
+            Some(Ok(Some(Ok(receive)))) if receive.entries() <= most as usize => {
                 Taken::Ready(receive)
             }
             Some(Ok(Some(Ok(receive)))) => {
@@ -68,7 +68,7 @@ impl Objects {
         };
         let next = ring.next().ok()??;
         match next {
-            Ok(receive) if srq != 0 || receive.entries() <= most => {
+            Ok(receive) if receive.entries() <= most => {
                 if srq != 0 {
                     self.check_limit(srq);
                 }

@@ -324,7 +324,7 @@ fn received(b: &Side, id: u64, wrong: &str) -> Vec<Slot> {
         "short" => receiving(id, &[(place.0, 99, place.2)]),
         "lkey" => receiving(id, &[(place.0, 100, place.2 ^ 1 << 30)]),
         "range" => receiving(id, &[(MEMORY as u64 - 99, 100, place.2)]),
-        // More than the queue pair was granted.
+        // More than the queue was granted.
         "entries" => receiving(id, &[place; 5]),
         _ => receiving(id, &[place]),
     }
@@ -429,6 +429,7 @@ fn what_is_wrong_in_a_shared_queue_fails_alone() {
         ("short", ibv::WC_REM_INV_REQ_ERR, ibv::WC_LOC_LEN_ERR),
         ("lkey", ibv::WC_REM_OP_ERR, ibv::WC_LOC_PROT_ERR),
         ("range", ibv::WC_REM_OP_ERR, ibv::WC_LOC_PROT_ERR),
+        ("entries", ibv::WC_REM_OP_ERR, ibv::WC_LOC_QP_OP_ERR),
     ] {
         for at in [0, 1, 3, 4, 6, ALL - 1] {
             let (mut a, mut b) = sides(&router, ibv::QPT_RC);

@@ -21,6 +21,9 @@ use crate::queues::Dead;
 use crate::requests::{Pending, REQUEST_COST, Step, Told, refusal};
 use crate::sys;
 
+#[cfg(test)]
+mod tests;
+
 /// Receive requests of a shared queue that a batch takes at most: others, whose queue pairs have
 /// the same one, are without them as long as the copy waits for a page.
 const SHARED_RECEIVES: usize = 4;

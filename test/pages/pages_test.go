@@ -33,10 +33,11 @@ import (
 // labName keeps runs side by side apart, as in package test.
 var labName = cmp.Or(os.Getenv("HEDDLE_TEST_LAB"), "test")
 
-// waitTimeout bounds every wait, blockTimeout what is typed at once.
+// waitTimeout bounds every wait, blockTimeout what is typed at once: `make deb` among others, which took
+// more than five minutes where others kept the processors busy.
 const (
 	waitTimeout  = 30 * time.Second
-	blockTimeout = 5 * time.Minute
+	blockTimeout = 12 * time.Minute
 )
 
 // all says whether also the trials are made that need minutes or much of the machine: make

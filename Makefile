@@ -33,16 +33,19 @@ MACHINE_PACKAGES := qemu-system-x86 busybox-static cpio xz-utils zstd kmod dash
 DEB_PACKAGES := dpkg dpkg-dev xz-utils gzip git $(CLIB_PACKAGES)
 CHECK_PACKAGES := clang clang-format llvm libbpf-dev linux-libc-dev bindgen
 
+APT_LOCK := /run/heddle-apt.lock
+
 # install PACKAGES: only what is missing, so that a second run needs no network. Servers among them are not
-# started: the tests run their own.
+# started: the tests run their own. Makes in two trees at once take turns: apt's lock of its lists is waited for by nobody.
 define install
 	@missing=$$(for p in $(1); do dpkg-query -W -f '$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || echo $$p; done); \
 	if [ -n "$$missing" ]; then \
 		echo "installing:" $$missing; \
 		[ "$$(id -u)" = 0 ] || { echo "needs root to install:" $$missing; exit 1; }; \
+		exec 9>$(APT_LOCK); flock 9; \
 		policy=/usr/sbin/policy-rc.d; \
 		[ -e $$policy ] || { trap 'rm -f /usr/sbin/policy-rc.d' EXIT; printf '#!/bin/sh\nexit 101\n' >$$policy; chmod 755 $$policy; }; \
-		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends -o DPkg::Lock::Timeout=300 $$missing 9>&- >/dev/null; \
 	fi
 endef
 
@@ -368,7 +371,7 @@ part-suites:
 machine:
 	$(call install,$(MACHINE_PACKAGES))
 	@mkdir -p $(OUT)/kernel
-	@[ -n "$$(ls $(OUT)/kernel/linux-image-*.deb 2>/dev/null)" ] || { apt-get update -qq && cd $(OUT)/kernel && apt-get download -qq \
+	@[ -n "$$(ls $(OUT)/kernel/linux-image-*.deb 2>/dev/null)" ] || { flock $(APT_LOCK) apt-get update -qq && cd $(OUT)/kernel && apt-get download -qq \
 		"$$(apt-cache depends linux-image-amd64 | sed -n 's/.*Depends: \(linux-image-[0-9].*\)/\1/p' | head -1)"; }
 
 # The second lock, on security hooks, and what Debian's verifier says of all programs. Some minute.

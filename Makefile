@@ -363,7 +363,7 @@ part-unit:
 	HEDDLE_BIN=$(CURDIR)/$(BIN) GORACE=atexit_sleep_ms=20 CGO_ENABLED=1 $(GO) tool gotestsum --format pkgname-and-test-fails --hide-summary=output --jsonfile $(OUT)/unit.json $(RETRY) \
 		--packages ". ./clib/... ./internal/... ./cmd/..." -- -race -vet=off -p 2 -exec "flock -o $(CURDIR)/$(OUT)/unit.lock" -timeout 20m '-run=$(RUN)'
 part-suites:
-	HEDDLE_TEST_LAB=suites HEDDLE_BIN=$(CURDIR)/$(BIN) $(GO) tool gotestsum --format testname --hide-summary=output --jsonfile $(OUT)/suites.json $(RETRY) \
+	HEDDLE_BIN=$(CURDIR)/$(BIN) $(GO) tool gotestsum --format testname --hide-summary=output --jsonfile $(OUT)/suites.json $(RETRY) \
 		--packages "./test/conformance ./test/k8s ./test/pages ./test/summary" -- -count=1 -vet=off -p 1 -timeout 20m '-run=$(RUN)'
 
 # What needs a kernel that few machines have runs in emulated ones, on Debian's (test/machine): a download of 70 MB, once.
@@ -434,7 +434,7 @@ $(OUT)/nerdctl:
 	cd "$$($(GO) mod download -json $(NERDCTL) | sed -n 's/.*"Dir": "\(.*\)".*/\1/p')" && $(GO) build -o $(CURDIR)/$@ ./cmd/nerdctl
 test-nerdctl: need-root build lab-packages $(OUT)/nerdctl
 	$(call install,$(ENGINE_PACKAGES) $(VERBS_PACKAGES))
-	HEDDLE_TEST_LAB=nerdctl HEDDLE_NERDCTL=$(CURDIR)/$(OUT)/nerdctl HEDDLE_BIN=$(CURDIR)/$(BIN) $(GO) test ./test/engines -run TestNerdctl -count=1 -v -timeout 5m
+	HEDDLE_NERDCTL=$(CURDIR)/$(OUT)/nerdctl HEDDLE_BIN=$(CURDIR)/$(BIN) $(GO) test ./test/engines -run TestNerdctl -count=1 -v -timeout 5m
 
 # A virtual machine without a network device, in a container of a lab. Some 40 seconds.
 .PHONY: test-vm

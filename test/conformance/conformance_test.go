@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"heddle.dev/heddle/internal/testutil"
 )
 
 // TestLab runs what is fast of the suites, and what needs a lab of the program's own parts. The
@@ -22,7 +24,7 @@ func TestLab(t *testing.T) {
 	if _, err := os.Stat(bin + "/heddle"); err != nil {
 		t.Fatalf("%v: run `make build` first", err)
 	}
-	l, err := bringUp(t.Context(), bin, cmp.Or(os.Getenv("HEDDLE_TEST_LAB"), "test"), "")
+	l, err := bringUp(t.Context(), bin, testutil.LabName()+"-suites", "")
 	if err != nil {
 		t.Fatal(err)
 	}

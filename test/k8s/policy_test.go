@@ -28,11 +28,7 @@ type heddleLab struct {
 // startLab brings a lab up, which goes with the test.
 func startLab(t *testing.T, nodes string) *heddleLab {
 	t.Helper()
-	name := os.Getenv("HEDDLE_TEST_LAB")
-	if name == "" {
-		name = "k8s"
-	}
-	l := &heddleLab{t: t, name: name}
+	l := &heddleLab{t: t, name: testutil.LabName() + "-k8s"}
 	l.heddle("lab", "up", "--nodes", nodes, "--containers", "1")
 	t.Cleanup(func() { l.heddle("lab", "down") })
 	return l

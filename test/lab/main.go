@@ -14,11 +14,12 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"heddle.dev/heddle/internal/testutil"
 )
 
-// Name is this package's lab: HEDDLE_TEST_LAB, so that two runs can go on side by side, or "test";
-// then a dash and the theme. A run that was killed leaves its lab behind; the next one of that name
-// takes it down first.
+// Name is this package's lab: testutil.LabName, then a dash and the theme. A run that was killed
+// leaves its lab behind; the next one of that name takes it down first.
 var Name string
 
 // Bin is the command line under test: `heddle` in HEDDLE_BIN, or in bin/ of this repository.
@@ -47,7 +48,7 @@ func Main(m *testing.M, theme string, cleanups ...func() error) int {
 		}
 		return m.Run()
 	}
-	Name = cmp.Or(os.Getenv("HEDDLE_TEST_LAB"), "test") + "-" + theme
+	Name = testutil.LabName() + "-" + theme
 	var err error
 	if Bin, err = filepath.Abs(filepath.Join(cmp.Or(os.Getenv("HEDDLE_BIN"), "../../bin"), "heddle")); err != nil {
 		return fail("find the programs", err)

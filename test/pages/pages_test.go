@@ -30,8 +30,8 @@ import (
 	"heddle.dev/heddle/internal/testutil"
 )
 
-// labName keeps runs side by side apart, as in package test.
-var labName = cmp.Or(os.Getenv("HEDDLE_TEST_LAB"), "test")
+// labName keeps runs side by side apart, as in package lab.
+var labName = testutil.LabName()
 
 // waitTimeout bounds every wait, blockTimeout what is typed at once: `make deb` among others, which took
 // more than five minutes where others kept the processors busy.

@@ -242,7 +242,7 @@ bench-check: need-root build bench-packages
 # docs/benchmarks/tables.md, "Core" and "New connections by several callers".
 bench-core: need-root build bench-packages
 	$(BIN)/heddle bench --up --lab core --json docs/benchmarks/core.json --plot docs/benchmarks/core.svg
-	$(BIN)/heddle bench --up --lab core --workloads crr,crr8,crr64 --modes host,overlay,heddle,bare --duration 1s --json docs/benchmarks/callers.json
+	$(BIN)/heddle bench --up --lab core --workloads crr,crr8,crr64 --modes host,overlay,heddle,bare,floor --duration 1s --json docs/benchmarks/callers.json
 	$(BIN)/heddle bench report
 	$(BIN)/heddle bench summary
 

@@ -49,8 +49,13 @@ var Baselines = []Mode{Bare, Docker, BPF, BPFVXLAN, Netkit}
 // measures it.
 const Pooled Mode = "heddle+pool"
 
-// AllModes lists the networks in the order of reports.
-var AllModes = slices.Concat(Modes, []Mode{Native}, Baselines)
+// Floor is Host with a caller whose socket() is trapped and answered by a program that does nothing
+// else: no trapped call costs less. Only new connections are measured in it. Package baseline has
+// it.
+const Floor Mode = "floor"
+
+// AllModes lists the modes in the order of reports.
+var AllModes = slices.Concat(Modes, []Mode{Native}, Baselines, []Mode{Floor})
 
 // In reports whether the mode differs from another that is measured anyway: on one node there is
 // nothing to tunnel.

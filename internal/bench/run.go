@@ -87,7 +87,7 @@ func (e *RunError) Unwrap() error { return e.Err }
 // modesIn gives the modes in which a workload is measured in a scope.
 func (o Options) modesIn(w Workload, s Scope) []Mode {
 	return slices.DeleteFunc(slices.Clone(o.Modes), func(m Mode) bool {
-		return !m.In(s) || o.Without != nil && o.Without(w, m)
+		return !m.In(s) || m == Floor && !w.connects() || o.Without != nil && o.Without(w, m)
 	})
 }
 

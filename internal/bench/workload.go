@@ -107,6 +107,11 @@ func connectWorkload(name string, callers int) Workload {
 	}
 }
 
+// connects reports whether the workload is new connections.
+func (w Workload) connects() bool {
+	return slices.ContainsFunc(w.Metrics, func(m Metric) bool { return m.Name == "connections_per_s" })
+}
+
 // ParseWorkloads reads names of workloads and gives them in the order of reports; no names means
 // all that are not optional.
 func ParseWorkloads(names []string) ([]Workload, error) {

@@ -46,6 +46,9 @@ func With(ctx context.Context, s *session.Session, modes []bench.Mode, measure f
 		defer func() { err = errors.Join(err, down()) }()
 		site.Places[bench.Native] = native
 	}
+	if slices.Contains(modes, bench.Floor) {
+		site.Places[bench.Floor] = floor{s.Lab}
+	}
 	return measure(bench.Places{Place: s.Lab, Of: site.Places}, site)
 }
 

@@ -129,6 +129,8 @@ func (s *Site) Describe(ctx context.Context, mode bench.Mode) ([]string, error) 
 	switch of := s.Places[mode].(type) {
 	case bare:
 		return of.describe(ctx)
+	case floor:
+		return []string{"servers and sockets are those of host"}, nil
 	case nativeLab:
 		return of.describe(ctx)
 	case *docker:

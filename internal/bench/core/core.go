@@ -41,7 +41,7 @@ time) when named. Processor time is the whole machine's: keep it otherwise idle.
 		flags = f.FlagSet
 		f.DeclareWorkloads(nil, "workloads to run (default iperf3,rr,crr)")
 		f.DeclareScopes()
-		f.DeclareModes("; beside the lab's: bare (a host without Heddle), docker, bpf, bpf-vxlan, netkit", "host", "overlay", "heddle")
+		f.DeclareModes("; beside the lab's: bare (a host without Heddle), docker, bpf, bpf-vxlan, netkit, floor (host with a trapped socket())", "host", "overlay", "heddle")
 		f.DeclareRuns(5, "runs of each workload, scope and mode")
 		f.DeclareDuration(3*time.Second, "length of one measurement (iperf3: whole seconds)")
 		f.StringVar(&against, "against", "", "compare the ratios to host with those of an earlier --json file")

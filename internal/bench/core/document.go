@@ -51,7 +51,8 @@ func summarizeCallers(d *report.Document) (string, error) {
 	}
 	var b strings.Builder
 	report.RatioTable(&b, results, bench.Scopes, report.ModesOf(results), report.ConnectRows())
-	fmt.Fprintf(&b, "\nMet by Heddle: %s.\n", report.ConnectGoals(results, bench.Heddle))
+	verdicts := report.JudgeConnects(results, bench.Heddle, report.WithoutPool)
+	fmt.Fprintf(&b, "\nGoals without a pool ([each](benchmarks/tables.md#new-connections-by-several-callers)): %s.\n", report.SummarizeConnects(verdicts))
 	return b.String(), nil
 }
 
@@ -72,5 +73,8 @@ func writeReport(d *report.Document) error {
 			}
 		}
 	}
-	return errors.Join(d.Section("core", t.Text()), d.Section("callers", report.ConnectTable(callers, report.ModesOf(callers)).Text()))
+	var b strings.Builder
+	b.WriteString(report.ConnectTable(callers, report.ModesOf(callers)).Text())
+	report.ConnectGoalsGrid(bench.Heddle, report.JudgeConnects(callers, bench.Heddle, report.WithoutPool)).Markdown(&b)
+	return errors.Join(d.Section("core", t.Text()), d.Section("callers", b.String()+"\n"))
 }

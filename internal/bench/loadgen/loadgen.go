@@ -64,13 +64,16 @@ var actions = map[string]action{
 	"server": server,
 	"rr":     client(roundTrips),
 	"crr":    client(connections),
-	"fleet":  fleet,
-	"meter":  meter,
-	"guard":  guard,
-	"watch":  watch,
-	"steps":  steps,
-	"spin":   spin,
-	"copies": copies,
+	// A trapped crr, and what it becomes.
+	"floor":   floor,
+	"trapped": trapped,
+	"fleet":   fleet,
+	"meter":   meter,
+	"guard":   guard,
+	"watch":   watch,
+	"steps":   steps,
+	"spin":    spin,
+	"copies":  copies,
 	// Calls that have nothing to do with sockets.
 	"syscalls": syscalls,
 	// Loads of servers of others.
@@ -85,12 +88,12 @@ var actions = map[string]action{
 	"quic-rr":     quicClient(quicTrips),
 }
 
-// Main runs one command: check, server, rr, crr, fleet, meter, guard, watch, steps, spin, copies,
-// syscalls, memcache, http, datagrams, datagram-rr, flow, quic-server, quic or quic-rr, each with
-// its own flags.
+// Main runs one command: check, server, rr, crr, floor, trapped, fleet, meter, guard, watch, steps,
+// spin, copies, syscalls, memcache, http, datagrams, datagram-rr, flow, quic-server, quic or
+// quic-rr, each with its own flags.
 func Main(ctx context.Context, args []string, streams Streams) error {
 	if len(args) == 0 || actions[args[0]] == nil {
-		return errors.New("bench peer: want one of check, server, rr, crr, fleet, meter, guard, watch, steps, spin, copies, syscalls, memcache, http, " +
+		return errors.New("bench peer: want one of check, server, rr, crr, floor, trapped, fleet, meter, guard, watch, steps, spin, copies, syscalls, memcache, http, " +
 			"datagrams, datagram-rr, flow, quic-server, quic, quic-rr")
 	}
 	// The loops allocate next to nothing, and a collection in one of them would be measured.

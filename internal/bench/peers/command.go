@@ -37,14 +37,15 @@ var connections = comparison{
 	short: "Compare with the networks of others: Docker's, and a BPF data path",
 	long: `Is 'heddle bench' with further modes, on hosts of their own on the lab's fabric: bare (a host without Heddle), docker (Docker's overlay network between
 nodes, its bridge on one), bpf (BPF redirection and native routing, as Cilium and Calico build it), bpf-vxlan (the same with
-VXLAN), netkit; and native, the overlay of a
-second lab, whose nodes send without a tunnel. What cannot run on this machine is named with its reason. The JSON has versions and settings beside the results.`,
+VXLAN), netkit; native, the overlay of a
+second lab, whose nodes send without a tunnel; and floor, host with a caller whose socket() is answered by a program that does nothing else. What cannot run on this machine is named with its reason. The JSON has versions and settings beside the results.`,
 	runs: 4, file: "peers.json", plot: "peers.svg", title: "Heddle and others' networks",
 	rows: []report.SummaryRow{
 		{"iperf3", "throughput_bps", "throughput"},
 		{"iperf3", "cpu_s_per_gb", "processor time for a gigabyte"},
 		{"rr", "rtt_p50_us", "round trip p50"},
 		{"crr", "socket_connect_p50_us", "`socket()`+`connect()` p50"},
+		{"crr", "socket_connect_p99_us", "p99"},
 		{"crr", "connections_per_s", "connections"},
 	},
 }
@@ -56,7 +57,7 @@ var packets = comparison{
 	long: `Is 'heddle bench peers' with what is not TCP: round trips and datagrams of UDP, small and large, one by one and cut up by the kernel; QUIC by a library
 in Go and by programs in C; DNS by dnsperf and unbound. Debian's packages dnsperf, unbound, ngtcp2-client and ngtcp2-server have the programs.`,
 	workloads: bench.PacketWorkloads,
-	without:   []bench.Mode{bench.Heddle}, // these packets go as the overlay's
+	without:   []bench.Mode{bench.Heddle, bench.Floor}, // these packets go as the overlay's
 	runs:      5, file: "packets.json", plot: "packets.svg", page: "packets.md", title: "UDP, QUIC and DNS in Heddle and others' networks",
 	rows: []report.SummaryRow{
 		{"udprr", "rtt_p50_us", "UDP round trip p50"},

@@ -38,6 +38,7 @@ var whatModes = map[bench.Mode]string{
 	bench.BPF:      "BPF redirection, native routing between nodes: our reduction of Cilium's data path",
 	bench.BPFVXLAN: "the same with VXLAN between nodes",
 	bench.Netkit:   "BPF redirection on netkit devices",
+	bench.Floor:    "the node's own namespace, each `socket()` trapped and answered by a program that does nothing else",
 }
 
 // section writes the generated part of the document: tables of ratios to host, and what was
@@ -54,6 +55,10 @@ func section(r Result) (string, error) {
 	b.WriteString("\n")
 	for _, scope := range bench.Scopes {
 		writeTable(&b, r, scope)
+	}
+	if verdicts := goals(r); len(verdicts) > 0 {
+		b.WriteByte('\n')
+		report.ConnectGoalsGrid(bench.Heddle, verdicts).Markdown(&b)
 	}
 	b.WriteString("\n| mode | what | settings |\n|---|---|---|\n")
 	for _, n := range r.Networks {
@@ -95,16 +100,25 @@ func writeTable(b *strings.Builder, r Result, scope bench.Scope) {
 		for _, metric := range t.Workload.Metrics {
 			fmt.Fprintf(b, "| `%s` %s |", t.Workload.Name, metric.Label())
 			for _, m := range modes {
-				p := t.Cells[metric.Name][m].Parts()
-				if m == bench.Host {
+				result, measured := t.Cells[metric.Name][m]
+				p := result.Parts()
+				switch {
+				case !measured:
+					b.WriteString(" |")
+				case m == bench.Host:
 					fmt.Fprintf(b, " %s %s |", p[0], p[1])
-				} else {
+				default:
 					fmt.Fprintf(b, " **%s** %s %s |", strings.TrimSuffix(p[2], "x"), p[0], p[1])
 				}
 			}
 			b.WriteByte('\n')
 		}
 	}
+}
+
+// goals judges Heddle's new connections; UDP has none.
+func goals(r Result) []report.ConnectVerdict {
+	return report.JudgeConnects(r.Results, bench.Heddle, report.WithoutPool)
 }
 
 // summarize writes what the page of results has.
@@ -120,6 +134,9 @@ func (c comparison) summarize(d *report.Document) (string, error) {
 		})
 		report.RatioTable(&b, r.Results, []bench.Scope{scope}, modes, c.rows)
 		b.WriteByte('\n')
+	}
+	if verdicts := goals(r); len(verdicts) > 0 {
+		fmt.Fprintf(&b, "Heddle's goals without a pool: %s. ", report.SummarizeConnects(verdicts))
 	}
 	fmt.Fprintf(&b, "%s.\n", r.Machine)
 	return b.String(), nil

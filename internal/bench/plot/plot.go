@@ -89,7 +89,7 @@ func groupsOf(results []bench.Result, scope bench.Scope) []group {
 	var groups []group
 	for _, r := range results {
 		metric, known := bench.MetricNamed(r.Workload, r.Metric)
-		if r.Scope != scope || !known || !metric.Plot {
+		if r.Scope != scope || !known || !metric.Plot || r.Mode == bench.Floor { // which is no network
 			continue
 		}
 		i := slices.IndexFunc(groups, func(g group) bool { return g.metric == metric })

@@ -102,11 +102,15 @@ func section(r Result) string {
 	if r.Background > machine.QuietMachine {
 		b.WriteString(" **That is a busy machine: not to judge by.**")
 	}
-	fmt.Fprintf(&b, " Goal: `socket()`+`connect()` at most %.2f of host, connections a second at least the overlay's. Met with the pool in %s.\n\n",
-		report.ConnectGoal, report.ConnectGoals(r.Results, bench.Pooled))
+	fmt.Fprintf(&b, " Goals with the pool: %s.\n\n", goals(r))
 	t := report.ConnectTable(r.Results, []bench.Mode{bench.Host, bench.Overlay, bench.Heddle, bench.Pooled})
 	b.WriteString(strings.TrimPrefix(t.Text(), "\n"))
 	return b.String()
+}
+
+// goals says which goals were reached with the pool.
+func goals(r Result) string {
+	return report.SummarizeConnects(report.JudgeConnects(r.Results, bench.Pooled, report.WithPool))
 }
 
 // summarize writes what the page of results has.
@@ -117,7 +121,7 @@ func summarize(d *report.Document) (string, error) {
 	}
 	var b strings.Builder
 	report.RatioTable(&b, r.Results, bench.Scopes, []bench.Mode{bench.Host, bench.Overlay, bench.Heddle, bench.Pooled}, report.ConnectRows())
-	fmt.Fprintf(&b, "\nMet with the pool: %s. %s.\n", report.ConnectGoals(r.Results, bench.Pooled), r.Machine)
+	fmt.Fprintf(&b, "\nGoals with the pool: %s. %s.\n", goals(r), r.Machine)
 	return b.String(), nil
 }
 

@@ -36,11 +36,7 @@ func ConnectTable(results []bench.Result, modes []bench.Mode) *MarkdownTable {
 			for i, m := range connectMetrics {
 				title := m.title
 				if i == 0 {
-					callers := strings.TrimPrefix(w, "crr") + " callers"
-					if w == "crr" {
-						callers = "1 caller"
-					}
-					title = fmt.Sprintf("%s, %s: %s", scope.Title(), callers, title)
+					title = fmt.Sprintf("%s, %s: %s", scope.Title(), callersOf(w), title)
 				}
 				t.Row(scope, w, m.name, "| "+title+" |")
 			}
@@ -106,40 +102,11 @@ func Find(results []bench.Result, scope bench.Scope, workload, metric string, mo
 
 // ConnectRows are p50, p99 and the rate of new connections by 1, 8 and 64 callers.
 func ConnectRows() (rows []SummaryRow) {
-	for i, callers := range []string{"1 caller", "8 callers", "64 callers"} {
-		w := ConnectWorkloads[i]
+	for _, w := range ConnectWorkloads {
 		rows = append(rows,
-			SummaryRow{w, "socket_connect_p50_us", callers + ": `socket()`+`connect()` p50"},
+			SummaryRow{w, "socket_connect_p50_us", callersOf(w) + ": `socket()`+`connect()` p50"},
 			SummaryRow{w, "socket_connect_p99_us", "p99"},
 			SummaryRow{w, "connections_per_s", "connections"})
 	}
 	return rows
-}
-
-// ConnectGoal is the most that socket() and connect() may take, as a multiple of the host's.
-const ConnectGoal = 1.35
-
-// ConnectGoals counts in how many of the measured cases a mode meets the goals.
-func ConnectGoals(results []bench.Result, mode bench.Mode) string {
-	var p50, p99, rate, of int
-	for _, scope := range bench.Scopes {
-		for _, w := range ConnectWorkloads {
-			f, ok := Find(results, scope, w, "socket_connect_p50_us", mode)
-			if !ok {
-				continue
-			}
-			of++
-			if f.RatioToHost <= ConnectGoal {
-				p50++
-			}
-			if f, _ := Find(results, scope, w, "socket_connect_p99_us", mode); f.RatioToHost <= ConnectGoal {
-				p99++
-			}
-			mine, _ := Find(results, scope, w, "connections_per_s", mode)
-			if overlay, _ := Find(results, scope, w, "connections_per_s", bench.Overlay); mine.Median >= overlay.Median {
-				rate++
-			}
-		}
-	}
-	return fmt.Sprintf("%d (p50), %d (p99) and %d (connections a second) of %d cases", p50, p99, rate, of)
 }

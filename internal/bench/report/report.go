@@ -5,6 +5,7 @@ package report
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -50,7 +51,8 @@ func (t *Table) title() string {
 		t.Workload.Title, t.Scope.Title(), client, server, t.runs)
 }
 
-// WriteTable writes results as aligned text. It ends with the verdicts on the targets.
+// WriteTable writes results as aligned text. It ends with the verdicts on the targets and, if the
+// floor was measured, on the goals of new connections.
 func WriteTable(w io.Writer, results []bench.Result) error {
 	var b strings.Builder
 	for _, t := range Tables(results) {
@@ -58,6 +60,11 @@ func WriteTable(w io.Writer, results []bench.Result) error {
 		b.WriteByte('\n')
 	}
 	writeVerdicts(&b, results)
+	if slices.Contains(ModesOf(results), bench.Floor) {
+		g := ConnectGoalsGrid(bench.Heddle, JudgeConnects(results, bench.Heddle, WithoutPool))
+		g.Title = "\nGoals of new connections:"
+		g.Text(&b)
+	}
 	return WriteAll(w, b.String())
 }
 

@@ -43,6 +43,9 @@ var Exclusions = []Exclusion{
 	{"IPv6 after an IPv6 connect that was IPv4 underneath", "an IPv6 socket whose connect failed connects again", func(h *history, s differ.Step) bool {
 		return connects(s) && toIPv6(s) && h.socket(s) != nil && h.socket(s).mapped
 	}},
+	{"IPv6 after a connect to a v4-mapped address", "an IPv6 socket whose connect to a v4-mapped address failed", func(h *history, s differ.Step) bool {
+		return connects(s) && s.Addr.Form == "6" && h.socket(s) != nil && h.socket(s).triedMapped
+	}},
 	{"the node's other addresses", "to an address of the node other than gateway", func(h *history, s differ.Step) bool {
 		return connects(s) && s.Addr.Form == "6" && h.place(s.At) != differ.PlaceNode && slices.Contains([]string{"a", "b"}, s.Addr.Host) && h.place(s.Addr.Host) == differ.PlaceNode
 	}},

@@ -23,6 +23,7 @@ type socket struct {
 	lo6         bool // may be bound to ::1
 	reached     bool // listened, and a connect went to its port
 	mapped      bool // may have tried a connect to an IPv6 address that is IPv4 underneath
+	triedMapped bool // may have tried a connect to a v4-mapped address
 	listening   bool
 	connected   bool // or may be
 	queued      int  // connections that wait for accept(), at least
@@ -117,11 +118,13 @@ func (h *history) act(s differ.Step, sock *socket, slots map[int]*socket) {
 		if !connects(s) {
 			break
 		}
-		sock.mapped = sock.mapped || h.mappedUnderneath(s)
+		sock.try(h, s)
 		sock.named, sock.listening = true, false
 	case "connect", "shutdown":
 		h.ended = h.ended || s.Op == "shutdown" && sock.connected && s.Arg(0) != unix.SHUT_WR
-		sock.mapped = sock.mapped || s.Op == "connect" && h.mappedUnderneath(s)
+		if s.Op == "connect" {
+			sock.try(h, s)
+		}
 		sock.named, sock.listening = true, false
 	case "accept4":
 		if sock.listening {
@@ -190,6 +193,12 @@ func (k *socket) listenUnbound() {
 // connects reports whether a step makes a connection.
 func connects(s differ.Step) bool {
 	return s.Op == "connect" || s.Op == "sendto" && s.Arg(1)&unix.MSG_FASTOPEN != 0
+}
+
+// try notes what a connect may leave in a socket if it fails.
+func (k *socket) try(h *history, s differ.Step) {
+	k.mapped = k.mapped || h.mappedUnderneath(s)
+	k.triedMapped = k.triedMapped || s.Addr.Form == "mapped"
 }
 
 // mappedUnderneath reports whether a connect goes to an IPv6 address, but over IPv4 on the node.

@@ -8,6 +8,8 @@ import (
 // commandLine is what a runtime's arguments say that matters here.
 type commandLine struct {
 	name      string // the subcommand: "create", "exec", ...; "" without one
+	root      string // --root, where the real runtime has its containers; "" if it is not given
+	id        string // the container of start
 	bundle    string // --bundle of create and run, "." if it is not given
 	log       string // --log, where an engine looks for the reason of a failure
 	logFormat string // --log-format: "text" or "json"
@@ -22,12 +24,17 @@ var (
 	editsCommands = []string{"create", "run"}
 )
 
+// startCommand is the subcommand that has a container that was created run.
+const startCommand = "start"
+
 // parseArgs reads the arguments after the program's name. It never refuses any: what it does not
 // know, the real runtime judges.
 func parseArgs(args []string) commandLine {
 	cmd := commandLine{bundle: ".", logFormat: "text"}
 	rest := eachFlag(args, globalValues, true, func(name, value string) {
 		switch name {
+		case "root":
+			cmd.root = value
 		case "log":
 			cmd.log = value
 		case "log-format":
@@ -46,8 +53,17 @@ func parseArgs(args []string) commandLine {
 			}
 		})
 	}
+	if cmd.name == startCommand {
+		if rest = eachFlag(rest[1:], nil, true, func(string, string) {}); len(rest) > 0 {
+			cmd.id = rest[0]
+		}
+	}
 	return cmd
 }
+
+// startsApart reports whether the container of this command is started by another one, which will
+// find it.
+func (c commandLine) startsApart() bool { return c.name == "create" && c.root != "" }
 
 // edits reports whether the subcommand starts a container from a bundle.
 func (c commandLine) edits() bool { return slices.Contains(editsCommands, c.name) }

@@ -46,10 +46,11 @@ const DefaultSocket = "/run/heddle/seccomp.sock"
 // endpoint is then looked for as long as it has none. It reports whether the file was changed; one
 // that was edited before is left as it is, and so is one whose profile forbids TCP sockets and
 // ioctls of devices already. A container also gets what its annotations ask for (injections),
-// unless its image cannot use it; lacks says what it goes without and why. A container that must
+// unless its image cannot use it; lacks says what it goes without and why. apart says that this
+// program is called once more to start it, when it has its network. A container that must
 // not be intercepted gets AnnotationLeft instead; kept says why, "" of any other. One that is not
 // Heddle's, or has opted out, has its ioctls trapped.
-func EditBundle(bundle, socket string, all bool) (changed bool, kept string, lacks []string, err error) {
+func EditBundle(bundle, socket string, all, apart bool) (changed bool, kept string, lacks []string, err error) {
 	path := filepath.Join(bundle, "config.json")
 	config, err := readConfig(path)
 	if err != nil {
@@ -65,6 +66,7 @@ func EditBundle(bundle, socket string, all bool) (changed bool, kept string, lac
 	}
 	if err == nil {
 		var added bool
+		to.apart = apart
 		added, lacks, err = inject(config, injections, to, dirs)
 		changed = changed || added
 	}

@@ -33,7 +33,7 @@ func TestEditBundleKeepsWhatItDoesNotKnow(t *testing.T) {
 		"annotations":{"io.heddle.endpoint":"n1/c1"},
 		"linux":{"namespaces":[{"type":"pid"},{"type":"network"}],"seccomp":{"defaultAction":"SCMP_ACT_ALLOW","architectures":["SCMP_ARCH_X86_64"],"flags":["SECCOMP_FILTER_FLAG_LOG"],
 		"syscalls":[{"names":["reboot"],"action":"SCMP_ACT_ERRNO","errnoRet":1,"x-why":"no"}]}}}`)
-	changed, _, _, err := EditBundle(dir, "", false)
+	changed, _, _, err := EditBundle(dir, "", false, false)
 	if err != nil || !changed {
 		t.Fatalf("EditBundle = %v, %v", changed, err)
 	}
@@ -46,7 +46,7 @@ func TestEditBundleKeepsWhatItDoesNotKnow(t *testing.T) {
 	if info, _ := os.Stat(filepath.Join(dir, "config.json")); info.Mode().Perm() != 0o640 {
 		t.Errorf("mode %v, want 0640", info.Mode())
 	}
-	if changed, _, _, err := EditBundle(dir, "", false); changed || err != nil {
+	if changed, _, _, err := EditBundle(dir, "", false, false); changed || err != nil {
 		t.Errorf("second EditBundle = %v, %v: want an edited file left alone", changed, err)
 	}
 	if read(t, dir) != text {
@@ -63,7 +63,7 @@ func TestEditBundleWithoutProfile(t *testing.T) {
 		`{"annotations":{"io.heddle.endpoint":"a","io.heddle.seccomp-socket":"/x"},"linux":{"namespaces":[{"type":"network"}],"seccomp":null}}`,
 	} {
 		dir := bundle(t, config)
-		if changed, _, _, err := EditBundle(dir, "/run/other.sock", false); !changed || err != nil {
+		if changed, _, _, err := EditBundle(dir, "/run/other.sock", false, false); !changed || err != nil {
 			t.Fatalf("EditBundle = %v, %v", changed, err)
 		}
 		c, err := readConfig(filepath.Join(dir, "config.json"))
@@ -86,7 +86,7 @@ func TestEditBundleLeavesOthersAlone(t *testing.T) {
 		`{"annotations":{"io.heddle.endpoint":"a"},"linux":{"namespaces":[{"type":"network"}],"seccomp":{"defaultAction":"SCMP_ACT_ERRNO"}}}`, // no sockets at all
 	} {
 		dir := bundle(t, config)
-		if changed, _, _, err := EditBundle(dir, "", false); changed || err != nil {
+		if changed, _, _, err := EditBundle(dir, "", false, false); changed || err != nil {
 			t.Errorf("%s: EditBundle = %v, %v", config, changed, err)
 		}
 		if read(t, dir) != config {
@@ -116,7 +116,7 @@ func TestEditBundleRefuses(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir := bundle(t, c.config)
-			_, _, _, err := EditBundle(dir, "", false)
+			_, _, _, err := EditBundle(dir, "", false, false)
 			if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), dir) {
 				t.Errorf("error %v, want one naming the file and %q", err, c.want)
 			}
@@ -125,7 +125,7 @@ func TestEditBundleRefuses(t *testing.T) {
 			}
 		})
 	}
-	if _, _, _, err := EditBundle(t.TempDir(), "", false); err == nil || !strings.Contains(err.Error(), "--bundle") {
+	if _, _, _, err := EditBundle(t.TempDir(), "", false, false); err == nil || !strings.Contains(err.Error(), "--bundle") {
 		t.Errorf("no config.json: %v", err)
 	}
 }
@@ -175,7 +175,7 @@ func TestEditBundleOfLateNetwork(t *testing.T) {
 		`{"hooks":[],"linux":{"namespaces":[{"type":"network"}]}}`:                                                            false,
 	} {
 		dir := bundle(t, config)
-		changed, _, _, err := EditBundle(dir, "", false)
+		changed, _, _, err := EditBundle(dir, "", false, false)
 		if changed != want || err != nil {
 			t.Errorf("%s: EditBundle = %v, %v", config, changed, err)
 		}

@@ -57,6 +57,7 @@ type target struct {
 	bundle, socket string // as EditBundle's
 	endpoint       string // its name, or model.EndpointByNetns; empty if it names none
 	intercepted    bool   // its listener was added now
+	apart          bool   // as EditBundle's
 }
 
 // targetOf gives the target that a configuration describes.

@@ -49,7 +49,7 @@ func TestTrapIoctls(t *testing.T) {
 					l.Close()
 				}
 				dir := bundle(t, c.config)
-				changed, kept, _, err := EditBundle(dir, socket, false)
+				changed, kept, _, err := EditBundle(dir, socket, false, false)
 				if want := c.guarded && listens; err != nil || changed != want || kept != "" {
 					t.Fatalf("EditBundle = %v, %q, %v; want %v", changed, kept, err, want)
 				}
@@ -63,7 +63,7 @@ func TestTrapIoctls(t *testing.T) {
 				if !strings.Contains(text, `"listenerMetadata": "@none"`) || strings.Count(text, actNotify) != 1 || !strings.Contains(text, `"ioctl"`) {
 					t.Errorf("want one rule for ioctls:\n%s", text)
 				}
-				if again, _, _, err := EditBundle(dir, socket, false); again || err != nil {
+				if again, _, _, err := EditBundle(dir, socket, false, false); again || err != nil {
 					t.Errorf("second edit: changed %v, %v", again, err)
 				}
 			})

@@ -1,11 +1,14 @@
 package runtime
 
 import (
+	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 
@@ -17,16 +20,21 @@ import (
 )
 
 // Docker and nerdctl give a container its network, and so its endpoint, when the namespaces are
-// there that the real runtime makes. What the container has of its endpoint is mounted then.
+// there that the real runtime makes; ctr when the container was created, before it is started. What
+// the container has of its endpoint is mounted then.
 
-// verbsCommand is the argument by which the real runtime calls this program back.
-const verbsCommand = "heddle-late-verbs"
+const (
+	// verbsCommand is the argument by which the real runtime calls this program back.
+	verbsCommand = "heddle-late-verbs"
+	// verbsAtStart is in the place of what is mounted when the container is started.
+	verbsAtStart = "heddle-verbs-at-start"
+)
 
 // addLateVerbs has the socket of the container's endpoint mounted when that is known. Until then
 // there is an empty directory in its place.
 func addLateVerbs(config object, to target) error {
-	same := func(entry object) bool { return entry["type"] == "tmpfs" && entry["source"] == verbsCommand }
-	if there, err := taken(config, verbsInContainer, same); there || err != nil {
+	there, err := addPlace(config, verbsCommand)
+	if there || err != nil {
 		return err
 	}
 	root, err := rootPath(config, to.bundle)
@@ -34,22 +42,90 @@ func addLateVerbs(config object, to target) error {
 		return err
 	}
 	annotations, _ := config["annotations"].(object)
-	if _, err := readSpin(annotations); err != nil {
-		return err
-	}
 	spin, _ := annotations[model.AnnotationVerbsSpin].(string)
-	mounts, err := readList(config, "config", "mounts")
-	if err != nil {
-		return err
-	}
-	config["mounts"] = append(mounts, object{"destination": verbsInContainer, "type": "tmpfs", "source": verbsCommand,
-		"options": []any{"ro", "nosuid", "nodev", "noexec", "mode=755", "size=4k"}})
 	return addHook(config, verbsCommand, root, to.socket, spin)
 }
 
-// lateVerbs is what the hook does, in the runtime's namespaces, before the container's root file
-// system, at root in its mount namespace, becomes its root. A container that fails it does not
-// start.
+// addPlace adds the empty directory over which the endpoint's socket is mounted later, unless it is
+// there: its source says when that is.
+func addPlace(config object, source string) (there bool, err error) {
+	same := func(entry object) bool { return entry["type"] == "tmpfs" && entry["source"] == source }
+	if there, err := taken(config, verbsInContainer, same); there || err != nil {
+		return there, err
+	}
+	mounts, err := readList(config, "config", "mounts")
+	if err != nil {
+		return false, err
+	}
+	config["mounts"] = append(mounts, object{"destination": verbsInContainer, "type": "tmpfs", "source": source,
+		"options": []any{"ro", "nosuid", "nodev", "noexec", "mode=755", "size=4k"}})
+	return false, nil
+}
+
+// addVerbsNow mounts the socket of its endpoint into a container that is about to be started, if it
+// has the place for it. A container that fails it does not start.
+func addVerbsNow(cmd commandLine, program string) error {
+	if !mayAwaitVerbs(cmd.root, cmd.id) {
+		return nil
+	}
+	state, err := exec.Command(program, "--root", cmd.root, "state", cmd.id).Output()
+	if err != nil {
+		return nil // for the real runtime to say
+	}
+	args, err := lateArgs(state)
+	if args == nil || err != nil {
+		return err
+	}
+	// A process of its own, as it stays in the container's mount namespace.
+	late := exec.Command("/proc/self/exe", args...)
+	late.Stdin = bytes.NewReader(state)
+	out, err := late.CombinedOutput()
+	if err == nil {
+		return nil
+	}
+	// As where a hook of the runtime's own fails. Engines delete what has ended.
+	kill := exec.Command(program, "--root", cmd.root, "kill", cmd.id, "KILL").Run()
+	return errors.Join(fmt.Errorf("%w: %s", err, bytes.TrimSpace(out)), kill)
+}
+
+// mayAwaitVerbs looks for verbsAtStart where the real runtime keeps what it was told of a
+// container. To ask the runtime itself for its state takes as long as all else that is done here,
+// for every container. The word may be there for another reason.
+func mayAwaitVerbs(root, id string) bool {
+	if root == "" || id == "" {
+		return false
+	}
+	for _, name := range []string{"state.json", "config.json"} { // runc's, crun's
+		kept, err := os.ReadFile(filepath.Join(root, id, name))
+		if err == nil && bytes.Contains(kept, []byte(verbsAtStart)) {
+			return true
+		}
+	}
+	return false
+}
+
+// lateArgs gives this program's arguments for a container with this state; none if it is not about
+// to be started, or its engine does not say that it is to have verbs: what may contain verbsAtStart
+// is not all the engine's.
+func lateArgs(state []byte) ([]string, error) {
+	var container struct {
+		Status      string            `json:"status"`
+		Annotations map[string]string `json:"annotations"`
+	}
+	if err := json.Unmarshal(state, &container); err != nil {
+		return nil, fmt.Errorf("state of the container: %w", err)
+	}
+	annotations := container.Annotations
+	if container.Status != "created" || annotations[model.AnnotationVerbs] != "true" {
+		return nil, nil
+	}
+	socket := cmp.Or(os.Getenv(EnvSocket), annotations[AnnotationSocket], DefaultSocket)
+	return []string{verbsCommand, "/", socket, annotations[model.AnnotationVerbsSpin]}, nil
+}
+
+// lateVerbs mounts the socket of its endpoint into the container of this state, whose root file
+// system is at root in its mount namespace: by the hook, in the runtime's namespaces, before that
+// becomes its root. A container that fails it does not start.
 func lateVerbs(root, socket, spin string, state io.Reader) error {
 	var container struct {
 		Pid int `json:"pid"`

@@ -63,14 +63,14 @@ func TestEndpointByNetns(t *testing.T) {
 					write(t, run, c.record)
 				}
 				dir := bundle(t, c.config)
-				changed, kept, _, err := EditBundle(dir, filepath.Join(run, "seccomp.sock"), c.all)
+				changed, kept, _, err := EditBundle(dir, filepath.Join(run, "seccomp.sock"), c.all, false)
 				if err != nil || changed != c.changed || !strings.Contains(kept, c.kept) || kept != "" && c.kept == "" {
 					t.Fatalf("changed %v, kept %q, %v", changed, kept, err)
 				}
 				if has := strings.Contains(read(t, dir), `"listenerMetadata": "@netns"`); has != (c.changed && c.kept == "") {
 					t.Errorf("listener %v:\n%s", has, read(t, dir))
 				}
-				if again, _, _, err := EditBundle(dir, filepath.Join(run, "seccomp.sock"), c.all); again || err != nil {
+				if again, _, _, err := EditBundle(dir, filepath.Join(run, "seccomp.sock"), c.all, false); again || err != nil {
 					t.Errorf("second edit: changed %v, %v", again, err)
 				}
 			})

@@ -37,7 +37,7 @@ func TestPrivilegedIsLeft(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			dir := bundle(t, fmt.Sprintf(`{"annotations":{"io.heddle.endpoint":"a"},"process":{"capabilities":{%q:[%s]}},"linux":{"namespaces":[%s]}}`,
 				c.set, c.caps, strings.Join(c.namespaces, ",")))
-			changed, kept, _, err := EditBundle(dir, "", false)
+			changed, kept, _, err := EditBundle(dir, "", false, false)
 			if err != nil || !changed || !strings.HasPrefix(kept, c.want) || (kept == "") != (c.want == "") {
 				t.Fatalf("EditBundle = %v, %q, %v; want %q", changed, kept, err, c.want)
 			}
@@ -48,7 +48,7 @@ func TestPrivilegedIsLeft(t *testing.T) {
 			if c.want != "" && !strings.Contains(text, AnnotationLeft) {
 				t.Errorf("it does not say why:\n%s", text)
 			}
-			if changed, again, _, err := EditBundle(dir, "", false); changed || again != kept || err != nil {
+			if changed, again, _, err := EditBundle(dir, "", false, false); changed || again != kept || err != nil {
 				t.Errorf("once more: %v, %q, %v", changed, again, err)
 			}
 		})
@@ -59,7 +59,7 @@ func TestPrivilegedIsLeft(t *testing.T) {
 func TestPrivilegedWithListener(t *testing.T) {
 	dir := bundle(t, `{"annotations":{"io.heddle.endpoint":"a"},"process":{"capabilities":{"bounding":["CAP_SYS_ADMIN"]}},
 		"linux":{"namespaces":[{"type":"network"}],"seccomp":{"defaultAction":"SCMP_ACT_ALLOW","listenerPath":"/run/heddle/seccomp.sock","listenerMetadata":"a"}}}`)
-	if _, _, _, err := EditBundle(dir, "", false); err == nil || !strings.Contains(err.Error(), leftCapability) || !strings.Contains(err.Error(), "listenerPath") {
+	if _, _, _, err := EditBundle(dir, "", false, false); err == nil || !strings.Contains(err.Error(), leftCapability) || !strings.Contains(err.Error(), "listenerPath") {
 		t.Errorf("EditBundle: %v", err)
 	}
 }

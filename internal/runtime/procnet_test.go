@@ -52,7 +52,7 @@ func TestProcNet(t *testing.T) {
 			}
 			dir := bundle(t, fmt.Sprintf(`{"annotations":{"io.heddle.endpoint":"a"},"root":{"path":"rootfs"},"mounts":[%s],"process":{"selinuxLabel":%q},
 				"linux":{"maskedPaths":[%s],"namespaces":[{"type":"network"}]}}`, c.mounts, c.label, c.masked))
-			if changed, _, _, err := EditBundle(dir, socket, false); !changed || err != nil {
+			if changed, _, _, err := EditBundle(dir, socket, false, false); !changed || err != nil {
 				t.Fatalf("EditBundle = %v, %v", changed, err)
 			}
 			text := read(t, dir)
@@ -74,7 +74,7 @@ func TestProcNet(t *testing.T) {
 func TestProcNetKeepsHooks(t *testing.T) {
 	dir := bundle(t, `{"annotations":{"io.heddle.endpoint":"a"},"root":{"path":"/r"},"mounts":[{"destination":"/proc","type":"proc"},{"destination":"/dev","type":"tmpfs"}],
 		"hooks":{"createRuntime":[{"path":"/bin/first"}],"poststop":[{"path":"/bin/last"}]},"linux":{"maskedPaths":["/proc/keys"],"namespaces":[{"type":"network"}]}}`)
-	if _, _, _, err := EditBundle(dir, published(t), false); err != nil {
+	if _, _, _, err := EditBundle(dir, published(t), false, false); err != nil {
 		t.Fatal(err)
 	}
 	text := read(t, dir)

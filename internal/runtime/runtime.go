@@ -69,7 +69,7 @@ func prepareAndExec(cmd commandLine, args []string) error {
 		if intercept != "" && intercept != "all" {
 			return fmt.Errorf("%s=%q: want \"all\" or nothing", EnvIntercept, intercept)
 		}
-		changed, kept, lacks, err := EditBundle(cmd.bundle, os.Getenv(EnvSocket), intercept == "all")
+		changed, kept, lacks, err := EditBundle(cmd.bundle, os.Getenv(EnvSocket), intercept == "all", cmd.startsApart())
 		if err != nil {
 			return err
 		}
@@ -85,6 +85,11 @@ func prepareAndExec(cmd commandLine, args []string) error {
 			if err := cmd.warn(text); err != nil {
 				return err
 			}
+		}
+	}
+	if cmd.name == startCommand {
+		if err := addVerbsNow(cmd, program); err != nil {
+			return err
 		}
 	}
 	err = syscall.Exec(program, append([]string{program}, args...), os.Environ())

@@ -87,9 +87,12 @@ func findVerbs(config object, to target, dirs []string) (binds []bind, lacks str
 		return nil, "", err
 	}
 	from := func(path string) func(target) string { return func(target) string { return path } }
-	if (to.endpoint == "" || to.endpoint == model.EndpointByNetns) && netnsPath(config) == "" && networksComeLate(config) {
+	switch later := (to.endpoint == "" || to.endpoint == model.EndpointByNetns) && netnsPath(config) == ""; {
+	case later && networksComeLate(config):
 		err = addLateVerbs(config, to)
-	} else {
+	case later && to.apart:
+		_, err = addPlace(config, verbsAtStart)
+	default:
 		var e model.Endpoint
 		e, err = verbsEndpoint(config, to, dirs)
 		binds = []bind{{source: from(folder.Of(to.socket, e.ID)), at: verbsInContainer, noexec: true}}

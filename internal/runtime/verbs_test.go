@@ -166,6 +166,67 @@ func TestInjectVerbsLate(t *testing.T) {
 	}
 }
 
+// TestInjectVerbsAtStart: a container that gets its network between its creation and its start has a
+// place for its endpoint's socket, if it is started by a command of its own.
+func TestInjectVerbsAtStart(t *testing.T) {
+	socket, root, library := verbsNode(t)
+	config := verbsConfig(t, root, model.EndpointByNetns, "true", "tmpfs")
+	to, err := targetOf(config, "/", socket)
+	testutil.NoError(t, err)
+	to.apart = true
+	for range 2 {
+		if added, lacks, err := inject(config, injections, to, []string{filepath.Dir(library)}); err != nil || !added || lacks != nil {
+			t.Fatalf("added %v, lacks %q, %v", added, lacks, err)
+		}
+	}
+	if config["hooks"] != nil {
+		t.Errorf("hooks %v", config["hooks"])
+	}
+	var places []string
+	for _, e := range config["mounts"].([]any) {
+		if m := e.(object); m["destination"] == verbsInContainer {
+			places = append(places, m["type"].(string)+" "+m["source"].(string))
+		}
+	}
+	if !slices.Equal(places, []string{"tmpfs " + verbsAtStart}) || len(config["mounts"].([]any)) != 5 {
+		t.Errorf("places %q, mounts %v", places, config["mounts"])
+	}
+}
+
+// TestLateArgs: who may have verbs its engine says; the word in what the runtime keeps may come from
+// who writes the container's arguments.
+func TestLateArgs(t *testing.T) {
+	t.Setenv(EnvSocket, "")
+	root := t.TempDir()
+	for id, file := range map[string]string{"runc": "state.json", "crun": "config.json", "other": "options.json"} {
+		testutil.NoError(t, os.Mkdir(filepath.Join(root, id), 0o755))
+		testutil.NoError(t, os.WriteFile(filepath.Join(root, id, file), []byte(`{"source":"`+verbsAtStart+`"}`), 0o600))
+		if got := mayAwaitVerbs(root, id); got != (id != "other") {
+			t.Errorf("%s: %v", id, got)
+		}
+	}
+	if mayAwaitVerbs(root, "none") || mayAwaitVerbs("", "runc") || mayAwaitVerbs(filepath.Join(root, "runc"), "") {
+		t.Error("a container that there is not waits for verbs")
+	}
+	for _, c := range []struct {
+		state string
+		want  []string
+	}{
+		{`{"status":"created","annotations":{"io.heddle.verbs":"true"}}`, []string{verbsCommand, "/", DefaultSocket, ""}},
+		{`{"status":"created","annotations":{"io.heddle.verbs":"true","io.heddle.verbs-spin-us":"7","io.heddle.seccomp-socket":"/s"}}`, []string{verbsCommand, "/", "/s", "7"}},
+		{`{"status":"running","annotations":{"io.heddle.verbs":"true"}}`, nil},
+		{`{"status":"created","annotations":{"io.heddle.verbs":"false"}}`, nil},
+		{`{"status":"created"}`, nil},
+	} {
+		if got, err := lateArgs([]byte(c.state)); err != nil || !slices.Equal(got, c.want) {
+			t.Errorf("%s: %q, %v", c.state, got, err)
+		}
+	}
+	if _, err := lateArgs([]byte("no state")); err == nil {
+		t.Error("what is no state is taken for one")
+	}
+}
+
 // TestInjectVerbsWithoutGlibc: the container starts without the device, and it is said why.
 func TestInjectVerbsWithoutGlibc(t *testing.T) {
 	socket, _, library := verbsNode(t)

@@ -60,13 +60,19 @@ func ctrRun(t *testing.T, c engineCLI, dir, name string, argv []string) (addr st
 		out, stderr, err := c.try("task", "ls")
 		return err == nil && strings.Contains(out, name) && strings.Contains(out, "RUNNING"), out + stderr
 	})
-	for _, e := range endpointsOn(t, c.node) {
+	return ctrAddress(t, c.node, name), over
+}
+
+// ctrAddress gives the address of the endpoint that a container has by ctr's own network.
+func ctrAddress(t *testing.T, node, name string) string {
+	t.Helper()
+	for _, e := range endpointsOn(t, node) {
 		if e.Name == engineNetwork()+"/default-"+name+"/eth0" {
-			return e.Addrs[0].String(), over
+			return e.Addrs[0].String()
 		}
 	}
 	t.Fatalf("container %s has no endpoint", name)
-	return "", nil
+	return ""
 }
 
 // ctrExec runs a command in a container and gives what it printed. ctr itself may lose that of a
@@ -113,8 +119,9 @@ func TestContainerd(t *testing.T) {
 	}
 }
 
-// TestContainerdVerbs: containers of ctr, which has no annotations of a network's, have RDMA devices
-// with an endpoint made by hand; with ctr's own network, which it makes last, it says what is wrong.
+// TestContainerdVerbs: containers of ctr have RDMA devices: on one node with an endpoint made by hand,
+// on the other with ctr's own network, which comes when the container is there. Without either it is
+// said what is wrong.
 func TestContainerdVerbs(t *testing.T) {
 	lab.NeedPrograms(t, "containerd", "containerd", "ctr", "runc")
 	dirs, root := engineDirs(t, "n1", "n2"), verbsRoot(t)
@@ -123,11 +130,24 @@ func TestContainerdVerbs(t *testing.T) {
 	in, addrs := map[string]func(...string) (string, string, error){}, map[string]string{}
 	for _, node := range []string{"n1", "n2"} {
 		c, name, unpacked := containerd(t, node, dirs[node]), "ctr-"+node, unpackArchive(t, dirs[node], root)
+		before := nodeState(t, node)
 		run := slices.Concat([]string{"run", "--rm", "--cgroup", "/" + engineCgroup() + "/" + node}, wanted)
-		c.mustRefuse("its network namespace is yet to be made", slices.Concat(run, []string{"--cni", "--annotation", "io.heddle.endpoint=@netns", "--rootfs", unpacked, "late", "true"})...)
-		space, addr := endpointByHand(t, node, name)
-		over, _ := startDaemon(t, "ctr run "+name, node, dirs[node], slices.Concat(c.command, run,
-			[]string{"--with-ns", "network:" + space, "--annotation", "io.heddle.endpoint=" + name, "--rootfs", unpacked, name}, stay)...)
+		byNetns := []string{"--annotation", "io.heddle.endpoint=@netns"}
+		c.mustRefuse("none of the container's networks is Heddle's", slices.Concat(run, byNetns, []string{"--rootfs", unpacked, "alone-" + node}, stay)...)
+		// ctr leaves it if it has not ended yet when ctr deletes it.
+		testutil.Eventually(t, "what did not start to be gone", func() (bool, string) {
+			_, _, _ = c.try("task", "delete", "alone-"+node)
+			_, _, _ = c.try("container", "delete", "alone-"+node)
+			left := c.must("container", "ls", "-q")
+			return left == "", left
+		})
+		network, forget := append(byNetns, "--cni"), func() {}
+		if node == "n1" {
+			space, addr := endpointByHand(t, node, name)
+			network, addrs[node] = []string{"--with-ns", "network:" + space, "--annotation", "io.heddle.endpoint=" + name}, addr
+			forget = func() { lab.Heddle(t, "endpoints", "delete", name, "--node", node) }
+		}
+		over, _ := startDaemon(t, "ctr run "+name, node, dirs[node], slices.Concat(c.command, run, network, []string{"--rootfs", unpacked, name}, stay)...)
 		testutil.Eventually(t, "container "+name+" to run", func() (bool, string) {
 			select {
 			case <-over:
@@ -137,8 +157,10 @@ func TestContainerdVerbs(t *testing.T) {
 			out, stderr, err := c.try("task", "ls")
 			return err == nil && strings.Contains(out, "RUNNING"), out + stderr
 		})
+		if addrs[node] == "" {
+			addrs[node] = ctrAddress(t, node, name)
+		}
 		execs := 0
-		addrs[node] = addr
 		in[node] = func(argv ...string) (string, string, error) {
 			execs++
 			return c.try(slices.Concat([]string{"task", "exec", "--exec-id", fmt.Sprint("run", execs), name}, argv)...)
@@ -146,7 +168,8 @@ func TestContainerdVerbs(t *testing.T) {
 		ends = append(ends, func() {
 			c.must("task", "kill", "-s", "KILL", name)
 			<-over
-			lab.Heddle(t, "endpoints", "delete", name, "--node", node)
+			forget()
+			sameNode(t, node, before)
 		})
 	}
 	pingpong(t, addrs["n2"], in["n2"], in["n1"])

@@ -28,7 +28,7 @@ func TestAPI(t *testing.T) {
 	_, dirs := startRDMA(t, [4]byte{10, 9, 0, 1})
 	p := newPlace(t, dirs[0])
 	program := compileAPI(t)
-	for _, part := range []string{"operations", "refusals", "events", "threads", "resize", "reregister", "groups", "naps", "shared"} {
+	for _, part := range []string{"operations", "refusals", "events", "threads", "resize", "reregister", "groups", "naps", "shared", "scarce"} {
 		t.Run(part, func(t *testing.T) {
 			if out, err := p.command(program, part).CombinedOutput(); err != nil {
 				t.Errorf("%v\n%s", err, out)

@@ -532,7 +532,8 @@ int main(int count, char **words)
 	} parts[] = {
 	        {"operations", operations}, {"refusals", refusals}, {"events", events}, {"end", end},
 	        {"broken", broken},         {"threads", threads},   {"make", make},     {"resize", resize},
-	        {"reregister", reregister}, {"groups", groups},     {"naps", naps},     {"shared", shared}};
+	        {"reregister", reregister}, {"groups", groups},     {"naps", naps},     {"shared", shared},
+	        {"scarce", scarce}};
 
 	for (size_t i = 0; count == 2 && i < sizeof(parts) / sizeof(parts[0]); i++) {
 		if (strcmp(words[1], parts[i].name) == 0) {

@@ -40,3 +40,4 @@ void reregister(void);
 void naps(void);
 void groups(void);
 void shared(void);
+void scarce(void);

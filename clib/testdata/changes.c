@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /* Objects that change while they are used: completion queues, regions, groups of queue pairs;
- * and shared receive queues. */
+ * shared receive queues; and what is scarce. */
 
 #include <sched.h>
 #include <string.h>
@@ -200,6 +200,50 @@ void naps(void)
 	}
 	close_all(a, b);
 	IS(sched_setaffinity(0, sizeof(all), &all), 0);
+}
+
+/* A program that has no descriptors left, or no memory, is told so, and keeps its device. */
+void scarce(void)
+{
+	open_all();
+	struct ibv_qp *a = make_qp(IBV_QPT_RC), *b = make_qp(IBV_QPT_RC);
+	struct ibv_cq *queue = ibv_cq_ex_to_cq(cq);
+	struct ibv_qp_init_attr attr = {.send_cq = queue, .recv_cq = queue, .qp_type = IBV_QPT_RC};
+	struct ibv_srq_init_attr srq = {.attr = {.max_wr = 1, .max_sge = 1}};
+	struct rlimit before, none;
+
+	IS(getrlimit(RLIMIT_NOFILE, &before), 0);
+	none = before;
+	none.rlim_cur = 3;
+	IS(setrlimit(RLIMIT_NOFILE, &none), 0);
+	errno = 0;
+	IS(ibv_create_comp_channel(context) == NULL && errno == EMFILE, 1);
+	errno = 0;
+	IS(ibv_create_cq(context, 1, NULL, NULL, 0) == NULL && errno == EMFILE, 1);
+	errno = 0;
+	IS(ibv_create_qp(pd, &attr) == NULL && errno == EMFILE, 1);
+	errno = 0;
+	IS(ibv_create_srq(pd, &srq) == NULL && errno == EMFILE, 1);
+	IS(ibv_resize_cq(queue, 4 * CQ_SIZE), EMFILE);
+	/* That needs none: its pages stay the program's. */
+	IS(ibv_dereg_mr(MUST(ibv_reg_mr(pd, buffer, sizeof(buffer), IBV_ACCESS_LOCAL_WRITE))), 0);
+	IS(setrlimit(RLIMIT_NOFILE, &before), 0);
+
+	IS(getrlimit(RLIMIT_AS, &before), 0);
+	none = before;
+	none.rlim_cur = 0;
+	IS(setrlimit(RLIMIT_AS, &none), 0);
+	errno = 0;
+	IS(ibv_create_cq(context, 1 << 14, NULL, NULL, 0) == NULL && errno == ENOMEM, 1);
+	IS(setrlimit(RLIMIT_AS, &before), 0);
+
+	IS(ibv_destroy_cq(MUST(ibv_create_cq(context, 1 << 14, NULL, NULL, 0))), 0);
+	connect_to(a, b->qp_num);
+	connect_to(b, a->qp_num);
+	IS(receive(b, 1, 8, 1), 0);
+	send_one(a, 0);
+	IS(next().status, IBV_WC_SUCCESS);
+	close_all(a, b);
 }
 
 /* A shared receive queue takes requests with as many entries as it was granted, as many as there is

@@ -3,6 +3,7 @@
  * libraries which a program preloads for its own sockets, librspreload among them, do not see this
  * one. */
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -59,9 +60,32 @@ static bool take_descriptors(struct msghdr *message, int *fds, int count)
 	return false;
 }
 
+static void drop_room(const int *room, int count)
+{
+	for (int i = 0; i < count; i++)
+		close_fd(room[i]);
+}
+
+/* Takes as many descriptors as a reply will bring. A program that has none left is told so before
+ * anything is asked for: a reply without them would be the end of its device. */
+static int hold_room(const struct context *c, int *room, int count)
+{
+	for (int i = 0; i < count; i++) {
+		room[i] = (int)syscall(SYS_fcntl, c->control, F_DUPFD_CLOEXEC, 0L);
+		if (room[i] < 0) {
+			int error = errno;
+
+			drop_room(room, i);
+			return error;
+		}
+	}
+	return 0;
+}
+
 /* Waits for the reply's message and returns its length, or -1: then the router is not to be relied
- * upon any more. */
-static long receive_reply(struct context *c, void *reply, size_t length, int *fds, int *fd_count)
+ * upon any more. Its descriptors take the place of those in `room`. */
+static long receive_reply(struct context *c, void *reply, size_t length, int *fds, int *fd_count,
+                          const int *room)
 {
 	union {
 		struct cmsghdr align;
@@ -81,6 +105,7 @@ static long receive_reply(struct context *c, void *reply, size_t length, int *fd
 	do
 		got = syscall(SYS_ppoll, &wait, 1L, &limit, NULL, 0L);
 	while (got < 0 && errno == EINTR);
+	drop_room(room, *fd_count);
 	if (got <= 0)
 		return -1;
 	do
@@ -97,19 +122,26 @@ static long receive_reply(struct context *c, void *reply, size_t length, int *fd
 	return got > 0 ? got : -1;
 }
 
-/* Returns 0, the router's errno, or -1 if it does not keep to the protocol. The reply has at least
- * `least` bytes and at most `*reply_length`, which becomes what it has. */
+/* Returns 0, the router's errno, that of a lack of descriptors, or -1 if the router does not keep
+ * to the protocol. The reply has at least `least` bytes and at most `*reply_length`, which becomes
+ * what it has. */
 static int exchange(struct context *c, struct verbs_request *request, size_t request_length,
                     struct verbs_reply *reply, size_t least, size_t *reply_length, int *fds, int fd_count)
 {
+	int room[VERBS_DESCRIPTORS_MAX];
+	int error = hold_room(c, room, fd_count);
 	long sent, got;
 
+	if (error)
+		return error;
 	do
 		sent = syscall(SYS_sendto, c->control, request, request_length, MSG_NOSIGNAL, NULL, 0L);
 	while (sent < 0 && errno == EINTR);
-	if (sent != (long)request_length)
+	if (sent != (long)request_length) {
+		drop_room(room, fd_count);
 		return -1;
-	got = receive_reply(c, reply, *reply_length, fds, &fd_count);
+	}
+	got = receive_reply(c, reply, *reply_length, fds, &fd_count, room);
 	if (got < 0)
 		return -1;
 	if (got >= (long)sizeof(*reply) && reply->command == request->command && reply->tag == request->tag &&

@@ -2,9 +2,16 @@ package clib_test
 
 import (
 	"bufio"
+	"errors"
+	"io/fs"
+	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"testing"
+
+	"heddle.dev/heddle/internal/testutil"
 )
 
 func compileRemap(t *testing.T) string {
@@ -17,12 +24,40 @@ func compileRemap(t *testing.T) string {
 	return program
 }
 
+// reserveHugePage has the machine set a huge page aside for the test, whose programs fail then if
+// they have none. That there is none to be had is logged.
+func reserveHugePage(t *testing.T) {
+	t.Helper()
+	const name = "/proc/sys/vm/nr_hugepages"
+	have := func() int {
+		raw, err := os.ReadFile(name)
+		testutil.NoError(t, err)
+		n, err := strconv.Atoi(strings.TrimSpace(string(raw)))
+		testutil.NoError(t, err)
+		return n
+	}
+	if _, err := os.Stat(name); errors.Is(err, fs.ErrNotExist) {
+		t.Log("not tried: huge pages, which this kernel has not")
+		return
+	}
+	before := have()
+	want := func(n int) { testutil.NoError(t, os.WriteFile(name, []byte(strconv.Itoa(n)), 0o644)) }
+	want(before + 1)
+	t.Cleanup(func() { want(before) })
+	if have() == before {
+		t.Log("not tried: huge pages, for which there is no memory")
+		return
+	}
+	t.Setenv("HUGE_PAGES", "1")
+}
+
 // TestRemap: pages of registered buffers become memory that the router has mapped and the program's
 // own again, whatever else happens to them.
 func TestRemap(t *testing.T) {
 	_, dirs := startRDMA(t, [4]byte{10, 9, 0, 1})
 	p := newPlace(t, dirs[0])
 	program := compileRemap(t)
+	reserveHugePage(t)
 	for _, part := range []string{"writers", "forks", "overlaps", "places", "changes"} {
 		t.Run(part, func(t *testing.T) {
 			out, err := p.command(program, part).CombinedOutput()

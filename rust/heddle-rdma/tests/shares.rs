@@ -121,30 +121,36 @@ fn large_messages_get_no_more_than_small_ones() {
 #[test]
 fn an_endpoint_with_many_queue_pairs_gets_no_more_than_others() {
     attacked("rounds", |router| {
-        const LENGTH: usize = 128 * 1024;
+        const LENGTH: u32 = 128 * 1024;
         for n in 1..=4 {
             router.add(n, Limits::default());
         }
         let [mut a, mut b, mut c, mut d] =
-            [1, 2, 3, 4].map(|n| End::new(router, n, ibv::QPT_RC, n, LENGTH));
+            [1, 2, 3, 4].map(|n| End::new(router, n, ibv::QPT_RC, n, 64));
+        // All of it is mapped, so that one worker serves all: on a busy machine who waits to read
+        // a program's memory gets a thread of his own, and then the kernel says who has how much.
+        let [of_a, of_b, of_c, of_d] =
+            [&mut a, &mut b, &mut c, &mut d].map(|end| end.device.shared(end.pd, LENGTH.into()).1);
+        let writes = |own, rkey| {
+            let head = abi::verbs_send { rkey, ..request(ibv::WR_RDMA_WRITE, 1) };
+            sending(head, &[(0, LENGTH, own)]).repeat(32)
+        };
         a.sends = a.device.cq(4096, 0);
         let mut one = more(&mut c, &mut d, 1, 0).remove(0).0;
         let mut many = more(&mut a, &mut b, 64, 0);
-        // They have to be under way before the other one begins.
-        let slots = writes(&a, &b, 1, LENGTH);
-        for (qp, _) in &mut many {
-            a.device.post(&mut qp.send, &slots);
-        }
-        let slots = writes(&c, &d, 1, LENGTH);
-        c.device.post(&mut one.send, &slots);
+        router.while_stopped(|| {
+            for (qp, _) in &mut many {
+                a.device.post(&mut qp.send, &writes(of_a, of_b));
+            }
+            c.device.post(&mut one.send, &writes(of_c, of_d));
+        });
         let times = |end: &mut End, count: usize| -> Vec<u64> {
             (0..count).map(|_| end.sends.next().timestamp).collect()
         };
         let of_one = times(&mut c, 32);
         let of_many = times(&mut a, 64 * 32);
         let meanwhile = of_many.iter().filter(|at| of_one[0] < **at && **at < of_one[31]).count();
-        // As many with fair shares, and some more where a busy machine has the one's worker wait
-        // for a processor; 64 times as many, or all that it wants, without.
+        // Four times as many with fair shares, which are of a round; 64 times as many without.
         meanwhile > 16 * 32
     });
 }
@@ -161,20 +167,19 @@ fn exceeds(router: &Router, limits: [Limits; 2], opcode: u8) -> bool {
     a.send(&slots);
     assert_eq!(a.sends.result(), (1, ibv::WC_SUCCESS));
     let start = Instant::now();
-    for sent in 0..TIMES + 16 {
+    // More than it may have at once, however slow this program is.
+    router.while_stopped(|| a.send(&slots.repeat(16)));
+    for sent in 16..TIMES + 16 {
         if sent < TIMES {
             a.send(&slots);
         }
-        if sent >= 16 {
-            assert_eq!(a.sends.result(), (1, ibv::WC_SUCCESS));
-        }
+        assert_eq!(a.sends.result(), (1, ibv::WC_SUCCESS));
     }
     let seconds = f64::from(TIMES) * 65_536.0 / 12_500_000.0;
     let took = start.elapsed().as_secs_f64() / seconds;
     // What is allowed at once was used by the first one, or is less than 3 % of all.
     let limited = router.times(1, Reason::RateBytes) + router.times(2, Reason::RateBytes) > 0;
-    assert_eq!(limited, took >= 0.95, "{took}");
-    took < 0.95
+    !limited || took < 0.95
 }
 
 #[test]

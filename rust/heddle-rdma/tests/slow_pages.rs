@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use shared_ring::SharedMemory;
 use support::pages::{Pages, take_memory};
 use support::{
-    Device, End, Router, Sge, at, attacked, attacked_without, eventually, pair_of, punch,
-    receiving, request, sending, sge,
+    Device, End, Router, Sge, WAIT_TIMEOUT, at, attacked, attacked_without, eventually, pair_of,
+    punch, receiving, request, sending, sge,
 };
 use verbs_protocol::agent::{Limits, Message};
 use verbs_protocol::statistics::Reason;
@@ -439,7 +439,7 @@ fn hole(
 /// waits for all of the hole. No program can do that any more; what is swapped out is waited for
 /// in the same way.
 fn holes_in_mapped_memory(router: &Router) -> bool {
-    const TIMES: usize = 12;
+    const TIMES: usize = 8;
     let large = Limits { memory_mib: 1024, ..Limits::default() };
     for n in 1..=3 {
         router.add(n, large);
@@ -458,17 +458,18 @@ fn holes_in_mapped_memory(router: &Router) -> bool {
         let (longest, took) = hole((&mut a, (0, 64, own), key), (&shared, &fd), &mut other);
         longest > took / 2
     };
-    let mut starved = 0;
-    for _ in 0..TIMES {
+    let (mut starved, start) = (0, Instant::now());
+    while starved < TIMES {
         starved += usize::from(make());
         if is_found() {
-            // A processor may be busy at one time, but not at all times.
-            assert!((0..TIMES).any(|_| !make()), "others wait although it is found");
+            // A processor may be busy most of the time, but not all the time.
+            eventually("others that do not wait", || (!make()).then_some(()));
             assert_eq!(router.times(1, Reason::MemorySlow), 0, "the peer does not hold up others");
             return false;
         }
+        // On a busy machine most holes are made before anybody touches the memory.
+        assert!(start.elapsed() < 3 * WAIT_TIMEOUT, "nobody waits for a hole");
     }
-    assert!(starved > 0, "nobody waits for a hole");
     true
 }
 

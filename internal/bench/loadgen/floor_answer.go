@@ -14,10 +14,9 @@ const (
 	// answerers is how many threads answer: one has the same times with one caller, and is slower
 	// with more.
 	answerers = 2
-	// An answerer has stockSize sockets made ahead at most. They are replenished every makerPause,
-	// by a thread that nobody has to wake, when less than stockLow are left.
+	// An answerer has stockSize sockets made ahead. What was taken is made again every makerPause,
+	// by a thread that nobody has to wake: rarer, its turns were so long that p99 showed them.
 	stockSize  = 256
-	stockLow   = stockSize * 3 / 4
 	makerPause = 1e6 // ns
 )
 
@@ -146,13 +145,11 @@ func floorThread(nice int32) {
 	_ = unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_BATCH, Nice: nice}, 0)
 }
 
-// refill fills the stocks that are low.
+// refill fills the stocks.
 func refill(stocks []stock) error {
 	for i := range stocks {
-		if s := &stocks[i]; s.left() < stockLow {
-			if err := s.fill(); err != nil {
-				return err
-			}
+		if err := stocks[i].fill(); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -67,7 +67,7 @@ var allowed = map[string][]string{
 	"internal/plane":               {"internal/api", "internal/flow", "internal/netcfg", "internal/stack", "internal/trap"},
 	"internal/plane/planetest":     {"internal/api", "internal/netcfg", "internal/plane", "internal/stack", "internal/trap"},
 	"internal/plane/tcp": {"internal/api", "internal/plane/tcp/datapath", "internal/dockernet", "internal/plane/tcp/intercept", "internal/fdkeep", "internal/flow", "internal/netcfg",
-		"internal/plane", "internal/plane/tcp/congestion", "internal/plane/tcp/lockwait", "internal/plane/tcp/names", "internal/plane/tcp/probe", "internal/plane/tcp/procnet", "internal/stack", "internal/trap/ioctl"},
+		"internal/plane", "internal/plane/stacks/protocol", "internal/plane/tcp/congestion", "internal/plane/tcp/lockwait", "internal/plane/tcp/names", "internal/plane/tcp/probe", "internal/plane/tcp/procnet", "internal/stack", "internal/trap/ioctl"},
 	"internal/plane/queues":          {"internal/api", "internal/hang", "internal/netcfg", "internal/plane", "internal/plane/guest", "internal/plane/process", "internal/plane/queues/protocol", "internal/stack", "internal/trap"},
 	"internal/plane/guest":           {"internal/trap", "internal/trap/task"},
 	"internal/plane/lanes":           {"internal/api", "internal/netcfg", "internal/plane", "internal/plane/guest", "internal/stack", "internal/trap"},

@@ -59,6 +59,10 @@ enum stack_congestion {
 	STACK_CONGESTION_BBR = 4,
 };
 
+/* Where the ports begin that the container's own stack chooses, which has the same addresses. A
+ * module chooses lower ones. */
+#define STACK_FIRST_OWN_PORT 57469u
+
 /* Flags of BIND and LISTEN. */
 #define STACK_REUSE_ADDRESS 1u
 #define STACK_REUSE_PORT    2u

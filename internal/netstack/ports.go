@@ -14,7 +14,7 @@ import (
 // stack does not choose.
 const (
 	firstPort  = 32768
-	countPorts = 57469 - firstPort
+	countPorts = protocol.FirstOwnPort - firstPort
 )
 
 // bound is a bound socket or listener.

@@ -6,6 +6,7 @@ import (
 	"heddle.dev/heddle/internal/dockernet"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
+	"heddle.dev/heddle/internal/plane/stacks/protocol"
 	"heddle.dev/heddle/internal/plane/tcp/datapath"
 )
 
@@ -38,15 +39,16 @@ func (p *Plane) joinOwnStack(e model.Endpoint, dev netcfg.EndpointDevice) error 
 	return nil
 }
 
-// ownStackPorts are those that the own stack of an intercepted container chooses from: all that the
-// kernel does not choose for its node sockets, which have the same address. A connection from a
-// port that one of the other stack's has, to the same destination, would have no answer. The zero
-// range: what the kernel chooses for node sockets cannot be limited.
+// ownStackPorts are those that the own stack of an intercepted container chooses from: neither the
+// kernel chooses them for its node sockets nor a stack module for its connections, which have the
+// same address. A connection from a port that one of the other stack's has, to the same
+// destination, would have no answer. The zero range: what the kernel chooses for node sockets
+// cannot be limited.
 func (p *Plane) ownStackPorts() model.PortRange {
 	if p.nodePorts.First == 0 {
 		return model.PortRange{}
 	}
-	return model.PortRange{First: p.nodePorts.First, Last: 65535}
+	return model.PortRange{First: max(p.nodePorts.First, protocol.FirstOwnPort), Last: 65535}
 }
 
 // PlainSockets reports whether plain sockets of an endpoint's container reach what its node sockets

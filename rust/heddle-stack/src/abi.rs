@@ -5,6 +5,7 @@ pub const STACK_MESSAGE_MAX: u32 = 512;
 pub const STACK_DESCRIPTORS_MAX: u32 = 1;
 pub const STACK_ANSWER: u32 = 2147483648;
 pub const STACK_ID_OF_MODULE: i64 = -9223372036854775808;
+pub const STACK_FIRST_OWN_PORT: u32 = 57469;
 pub const STACK_REUSE_ADDRESS: u32 = 1;
 pub const STACK_REUSE_PORT: u32 = 2;
 pub const STACK_V6_ONLY: u32 = 4;

@@ -9,8 +9,10 @@ use crate::abi::*;
 use crate::proto::Errno;
 use crate::sys;
 
-/// Ports that are chosen for programs: Linux's `ip_local_port_range`.
-const EPHEMERAL: core::ops::Range<u16> = 32_768..57_469;
+/// Ports that are chosen for programs: of Linux's `ip_local_port_range` those that the container's
+/// own stack does not choose.
+#[expect(clippy::cast_possible_truncation, reason = "it is a port")]
+const EPHEMERAL: core::ops::Range<u16> = 32_768..STACK_FIRST_OWN_PORT as u16;
 
 /// A bound socket or listener.
 #[derive(Clone, Copy, Debug)]

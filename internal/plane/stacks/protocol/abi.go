@@ -9,6 +9,7 @@ const (
 	DescriptorsMax    = 0x1
 	Answer            = 0x80000000
 	IDOfModule        = 0x8000000000000000
+	FirstOwnPort      = 0xe07d
 	ReuseAddress      = 0x1
 	ReusePort         = 0x2
 	V6Only            = 0x4

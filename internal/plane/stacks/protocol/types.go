@@ -13,6 +13,7 @@ const (
 	DescriptorsMax    = C.STACK_DESCRIPTORS_MAX
 	Answer            = C.STACK_ANSWER
 	IDOfModule        = C.STACK_ID_OF_MODULE
+	FirstOwnPort      = C.STACK_FIRST_OWN_PORT
 	ReuseAddress      = C.STACK_REUSE_ADDRESS
 	ReusePort         = C.STACK_REUSE_PORT
 	V6Only            = C.STACK_V6_ONLY

@@ -89,6 +89,19 @@ LRU_HASH(way_by_underlay, __be32, struct way, 16384);
 /* Nodes that packets go to, or come from, without a tunnel, by underlay address. Written and read
  * by tc/native.h; the agent reads who is to be probed. LRU, as above. */
 LRU_HASH(neighbour_by_underlay, __be32, struct neighbour, 16384);
+/* When they last answered a probe by IPv6, ns since boot. Written and read by tc/native.h. */
+LRU_HASH(answered6_by_underlay, __be32, __u64, 16384);
+
+/* What packets without a tunnel need, of addresses that this processor saw lately: else each would
+ * look for its route, its node and whether it is one of this node. Written and read by
+ * tc/native.h. What has the same place in it pushes out. */
+#define NEAR_SLOTS 1024
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, NEAR_SLOTS);
+	__type(key, __u32);
+	__type(value, struct near_address);
+} near_by_address SEC(".maps");
 
 /* When a packet of the overlay was last left to its device by this processor, ns since boot, by the
  * sender's port. Written and read by tc/tunnel.h. */

@@ -30,42 +30,37 @@ static __always_inline bool hides_in_vlan(struct __sk_buff *skb)
 	return skb->vlan_present && !(skb->vlan_tci & 0xfff) && is_vlan(skb->protocol);
 }
 
-/* Whether an IPv4 packet is TCP with a first fragment that ends within the TCP header, options
+/* Whether IPv4 packet p is TCP with a first fragment that ends within the TCP header, options
  * included. What lies behind its end is not part of it, whatever it looks like. */
-static __always_inline bool cuts_tcp4(struct __sk_buff *skb)
+static __always_inline bool cuts_tcp4(struct __sk_buff *skb, const struct packet *p)
 {
 	__u32 length, room;
-	struct iphdr_ h;
 	__u8 doff;
 
-	if (bpf_skb_load_bytes(skb, ETH_HLEN, &h, sizeof(h)) || h.protocol != IPPROTO_TCP_)
+	if (p->ip.protocol != IPPROTO_TCP_ ||
+	    (p->ip.frag_off & bpf_htons(IP_MF_ | IP_OFFSET_)) != bpf_htons(IP_MF_))
 		return false;
-	if ((h.frag_off & bpf_htons(IP_MF_ | IP_OFFSET_)) != bpf_htons(IP_MF_))
-		return false;
-	length = (h.version_ihl & 0xf) * 4;
-	room = bpf_ntohs(h.tot_len);
+	length = (p->ip.version_ihl & 0xf) * 4;
+	room = bpf_ntohs(p->ip.tot_len);
 	if (room < length + sizeof(struct tcphdr_) ||
 	    bpf_skb_load_bytes(skb, ETH_HLEN + length + TCP_DOFF_OFFSET, &doff, sizeof(doff)))
 		return true;
 	return room < length + (doff >> 4) * 4;
 }
 
-/* Whether an IPv6 packet has extension headers that TCP may be behind. Fragments of anything else
+/* Whether IPv6 packet p has extension headers that TCP may be behind. Fragments of anything else
  * and the options of multicast listener discovery are what hosts send. */
-static __always_inline bool buries_tcp6(struct __sk_buff *skb)
+static __always_inline bool buries_tcp6(struct __sk_buff *skb, const struct packet *p)
 {
-	struct ip6hdr_ h;
 	__u8 next;
 
-	if (bpf_skb_load_bytes(skb, ETH_HLEN, &h, sizeof(h)))
-		return true;
-	switch (h.next_header) {
+	switch (p->ip.protocol) {
 	case NEXTHDR_FRAGMENT_:
 	case NEXTHDR_HOP_:
-		if (bpf_skb_load_bytes(skb, ETH_HLEN + sizeof(h), &next, sizeof(next)))
+		if (bpf_skb_load_bytes(skb, ETH_HLEN + sizeof(struct ip6hdr_), &next, sizeof(next)))
 			return true;
 		return next != IPPROTO_ICMPV6_ &&
-		       !(next == IPPROTO_UDP_ && h.next_header == NEXTHDR_FRAGMENT_);
+		       !(next == IPPROTO_UDP_ && p->ip.protocol == NEXTHDR_FRAGMENT_);
 	case NEXTHDR_ROUTING_:
 	case NEXTHDR_DEST_:
 	case NEXTHDR_AUTH_:
@@ -88,7 +83,7 @@ static __always_inline bool spoofs_arp(struct __sk_buff *skb, __be32 own)
 }
 
 /* Whether an ICMPv6 message behind at most one extension header is an error about a packet that was
- * not sent to address own6 or link-local address own; refuse_frame lets no others pass. */
+ * not sent to address own6 or link-local address own; refuse_packet lets no others pass. */
 static __always_inline bool forges_error6(struct __sk_buff *skb, __be32 own, __u32 id)
 {
 	__u32 offset = ETH_HLEN + sizeof(struct ip6hdr_);
@@ -170,47 +165,27 @@ static __always_inline bool awaits_checksum(struct __sk_buff *ctx, __u32 *start,
 	return awaits;
 }
 
-/* Where what is behind the IP header begins in the frame, what it is, and an IPv4 packet's fragment
- * field. False: the frame has no IP header. */
-static __always_inline bool read_transport(struct __sk_buff *skb, __u32 *offset, __u8 *protocol,
-                                           __be16 *fragment)
+/* Where what is behind the IP header of packet p begins in the frame. */
+static __always_inline __u32 transport_of(const struct packet *p)
 {
-	struct ip6hdr_ h6;
-	struct iphdr_ h;
-
-	if (skb->protocol == bpf_htons(ETH_P_IP)) {
-		if (bpf_skb_load_bytes(skb, ETH_HLEN, &h, sizeof(h)))
-			return false;
-		*offset = ETH_HLEN + (h.version_ihl & 0xf) * 4;
-		*protocol = h.protocol;
-		*fragment = h.frag_off;
-		return true;
-	}
-	if (skb->protocol != bpf_htons(ETH_P_IPV6) || bpf_skb_load_bytes(skb, ETH_HLEN, &h6, sizeof(h6)))
-		return false;
-	*offset = ETH_HLEN + sizeof(h6);
-	*protocol = h6.next_header;
-	*fragment = 0;
-	return true;
+	return ETH_HLEN + (p->ipv6 ? sizeof(struct ip6hdr_) : (p->ip.version_ihl & 0xf) * 4);
 }
 
 /* Whether a checksum that the kernel has yet to write would change what is judged here: a program
  * that makes its own frames says where it belongs (PACKET_VNET_HDR), and the kernel believes it.
  * TCP and UDP have one place for it; behind UDP's header, and in what is neither, is another packet
  * that the container wraps in its own. */
-static __always_inline bool rewrites_itself(struct __sk_buff *skb)
+static __always_inline bool rewrites_itself(struct __sk_buff *skb, const struct packet *p)
 {
 	__u32 start, at, transport;
-	__be16 fragment;
-	__u8 protocol;
 
 	if (!awaits_checksum(skb, &start, &at))
 		return false;
 	/* The kernel settles what it cuts up before it does. */
-	if (!read_transport(skb, &transport, &protocol, &fragment) ||
-	    fragment & bpf_htons(IP_MF_ | IP_OFFSET_))
+	if (p->ip.frag_off & bpf_htons(IP_MF_ | IP_OFFSET_))
 		return true;
-	switch (protocol) {
+	transport = transport_of(p);
+	switch (p->ip.protocol) {
 	case IPPROTO_TCP_:
 		return start != transport || at != transport + TCP_CHECK_OFFSET;
 	case IPPROTO_UDP_:
@@ -227,21 +202,19 @@ static __always_inline bool rewrites_itself(struct __sk_buff *skb)
 	return start < transport || start > skb->len;
 }
 
-/* Whether this is for the port of the overlay, wherever it goes: masqueraded, it would look like
- * that of the container's own node, and what is inside may claim any source. Which addresses are
- * nodes' this node does not always know: some have just come, and each may have others. Of
- * fragments the first shows the port; the others lead nowhere without it. */
-static __noinline bool forges_overlay(struct __sk_buff *skb)
+/* Whether packet p, no TCP, is for the port of the overlay, wherever it goes: masqueraded, it would
+ * look like that of the container's own node, and what is inside may claim any source. Which
+ * addresses are nodes' this node does not always know: some have just come, and each may have
+ * others. Of fragments the first shows the port; the others lead nowhere without it. */
+static __always_inline bool forges_overlay(struct __sk_buff *skb, const struct packet *p)
 {
-	__be16 fragment, port;
-	__u8 protocol, head[8];
-	__u32 offset;
+	__u32 offset = transport_of(p);
+	__u8 protocol = p->ip.protocol, head[8];
+	__be16 port;
 
-	if (!protects(PROTECT_OVERLAY_PORT))
+	if (!protects(PROTECT_OVERLAY_PORT) || p->ip.frag_off & bpf_htons(IP_OFFSET_))
 		return false;
-	if (!read_transport(skb, &offset, &protocol, &fragment) || fragment & bpf_htons(IP_OFFSET_))
-		return false;
-	if (protocol == NEXTHDR_FRAGMENT_ && skb->protocol == bpf_htons(ETH_P_IPV6)) {
+	if (protocol == NEXTHDR_FRAGMENT_ && p->ipv6) {
 		if (bpf_skb_load_bytes(skb, offset, head, sizeof(head)) || head[2] || head[3] & 0xf8)
 			return false;
 		offset += sizeof(head);
@@ -251,25 +224,32 @@ static __noinline bool forges_overlay(struct __sk_buff *skb)
 	       port == bpf_htons(config_vxlan_port);
 }
 
-/* Why a frame that comes out of the container with overlay address own may go no further, whatever
- * it says; REASON_NONE if its headers may be read and judged. */
-static __noinline __u32 refuse_frame(struct __sk_buff *skb, __be32 own)
+/* Why packet p, out of a container, may go no further, whatever it says; REASON_NONE if its headers
+ * may be judged. */
+static __noinline __u32 refuse_packet(struct __sk_buff *skb, const struct packet *p, int kind)
 {
-	__u32 protocol = skb->protocol;
+	if (!p || (protects(PROTECT_CHECKSUM) && rewrites_itself(skb, p)))
+		return REASON_DROP_FORGED_CHECKSUM;
+	if (protects(PROTECT_FRAMES) && skb->vlan_present)
+		return REASON_DROP_NOT_IP;
+	if (protects(PROTECT_FRAMES) && (p->ipv6 ? buries_tcp6(skb, p) : cuts_tcp4(skb, p)))
+		return REASON_DROP_HIDDEN_TCP;
+	return kind != PACKET_TCP && forges_overlay(skb, p) ? REASON_DROP_FORGED_OVERLAY : REASON_NONE;
+}
 
-	if (protects(PROTECT_CHECKSUM) && rewrites_itself(skb))
+/* Why a frame that comes out of the container with overlay address own, and has no IP header that
+ * is read here, may go no further. */
+static __noinline __u32 refuse_other(struct __sk_buff *skb, __be32 own)
+{
+	__u32 start, at;
+
+	if (protects(PROTECT_CHECKSUM) && awaits_checksum(skb, &start, &at))
 		return REASON_DROP_FORGED_CHECKSUM;
 	if (!protects(PROTECT_FRAMES))
 		return REASON_NONE;
-	if (skb->vlan_present)
+	if (skb->vlan_present || skb->protocol != bpf_htons(ETH_P_ARP))
 		return REASON_DROP_NOT_IP;
-	if (protocol == bpf_htons(ETH_P_IP))
-		return cuts_tcp4(skb) ? REASON_DROP_HIDDEN_TCP : REASON_NONE;
-	if (protocol == bpf_htons(ETH_P_IPV6) && has_overlay6())
-		return buries_tcp6(skb) ? REASON_DROP_HIDDEN_TCP : REASON_NONE;
-	if (protocol == bpf_htons(ETH_P_ARP))
-		return spoofs_arp(skb, own) ? REASON_DROP_SPOOFED_SOURCE : REASON_NONE;
-	return REASON_DROP_NOT_IP;
+	return spoofs_arp(skb, own) ? REASON_DROP_SPOOFED_SOURCE : REASON_NONE;
 }
 
 /* Whether the IP packet at offset has a source of the node with underlay address sender, or is from

@@ -112,10 +112,13 @@ static __always_inline int from_endpoint_verdict(struct __sk_buff *skb)
 	if (!has_index(skb, INDEX_CROSSING))
 		skb->tc_index = 0;
 	self = bpf_map_lookup_elem(&endpoint_by_ifindex, &ifindex);
-	reason = refuse_frame(skb, self ? self->addr4.word[3] : 0);
+	kind = read_packet(skb, &p);
+	if (kind == PACKET_OTHER)
+		reason = refuse_other(skb, self ? self->addr4.word[3] : 0);
+	else
+		reason = refuse_packet(skb, &p, kind);
 	if (reason)
 		return drop(reason);
-	kind = read_packet(skb, &p);
 	if (kind == PACKET_OTHER)
 		return TC_ACT_OK;
 	/* The device routes loopback addresses (route_localnet): none but the container's own may
@@ -124,21 +127,18 @@ static __always_inline int from_endpoint_verdict(struct __sk_buff *skb)
 		return from_own_stack(skb, &p, kind, self);
 	if (!self) {
 		/* Not known yet: its kernel says which groups it joins as soon as the device is up. */
-		if (p.ipv6 && is_unspecified6(&p.src6))
-			return TC_ACT_SHOT;
-		return drop(REASON_DROP_SPOOFED_SOURCE);
+		return drop(p.ipv6 && is_unspecified6(&p.src6) ? REASON_DROP_EARLY
+		                                               : REASON_DROP_SPOOFED_SOURCE);
 	}
 	/* Identity on the overlay is the source address. */
 	if (protects(PROTECT_SOURCE) && !may_send_from(self, &p))
 		return drop(REASON_DROP_SPOOFED_SOURCE);
-	if (kind != PACKET_TCP && forges_overlay(skb))
-		return drop(REASON_DROP_FORGED_OVERLAY);
 	probe = kind == PACKET_TCP && sends_firewall_probe(&p);
 	if (kind == PACKET_TCP && !probe && forges_option(skb, &p))
 		return drop(REASON_DROP_FORGED_DIRECT);
 	if (kind != PACKET_TCP && forges_error(skb, &p, self))
 		return drop(REASON_DROP_FORGED_ERROR);
-	peer = endpoint_at(p.ip.daddr);
+	peer = near_to(&p) ? NULL : endpoint_at(p.ip.daddr);
 	verdict = filter_for(skb, &p, kind, self->addr4.word[3], peer);
 	if (verdict != FILTER_PASS)
 		return verdict;

@@ -9,6 +9,7 @@
 
 #include "include/config.h"
 #include "include/count.h"
+#include "include/endpoint.h"
 #include "include/protection.h"
 #include "include/route.h"
 #include "policy/filter.h"
@@ -19,6 +20,9 @@
 
 #define PROBE_HOPS    255
 #define TC_ACT_STOLEN 4
+#define NEAR_TO       0
+#define NEAR_FROM     1
+#define NEAR_IPV6     2
 #define ANSWER_NS     (NEIGHBOUR_ANSWER_MS * 1000000ull)
 
 /* Not 0 where this node sends without a tunnel to those that answer, and answers. Written by the
@@ -63,37 +67,109 @@ static __noinline int ask_neighbour(struct __sk_buff *skb, __be32 node)
 	return 0;
 }
 
-static __always_inline struct neighbour *neighbour_at(struct __sk_buff *skb, __be32 node)
+static __always_inline struct neighbour *neighbour_at(struct __sk_buff *skb, __be32 node, __u64 now)
 {
 	struct neighbour *n = bpf_map_lookup_elem(&neighbour_by_underlay, &node);
 
-	if (n && n->until > bpf_ktime_get_coarse_ns())
+	if (n && n->until > now)
 		return n;
 	ask_neighbour(skb, node);
 	return bpf_map_lookup_elem(&neighbour_by_underlay, &node);
 }
 
-/* Node, if packets may go to it without a tunnel. */
-static __always_inline struct neighbour *native_neighbour(struct __sk_buff *skb, __be32 node)
+/* Where what is known of packet p is, to its destination or from its source (NEAR_FROM), and
+ * whether it is: *known. */
+static __always_inline struct near_address *near_slot(const struct packet *p, __u32 way, bool *known)
 {
-	__u64 now = bpf_ktime_get_coarse_ns();
-	struct neighbour *n;
+	__be32 addr = way & NEAR_FROM ? p->ip.saddr : p->ip.daddr;
+	__u32 slot = (bpf_ntohl(addr) * 4 + p->ipv6 * NEAR_IPV6 + way) % NEAR_SLOTS;
+	struct near_address *n = bpf_map_lookup_elem(&near_by_address, &slot);
+
+	*known = n && n->addr == addr && n->until > bpf_ktime_get_coarse_ns();
+	return n;
+}
+
+static __always_inline void note_near(const struct packet *p, __u32 way, __be32 node,
+                                      const struct neighbour *n)
+{
+	bool known;
+	struct near_address *near = near_slot(p, way, &known);
+
+	if (!near)
+		return;
+	near->until = n->until;
+	near->addr = way & NEAR_FROM ? p->ip.saddr : p->ip.daddr;
+	near->node = node;
+	__builtin_memcpy(near->macs, n->macs, sizeof(near->macs));
+}
+
+/* What the last packets to where p goes were found to need, without a tunnel; NULL: nothing is
+ * known of it. */
+static __always_inline struct near_address *near_to(const struct packet *p)
+{
+	struct near_address *near;
+	bool known;
 
 	if (!native_routing)
 		return NULL;
-	n = neighbour_at(skb, node);
+	near = near_slot(p, NEAR_TO, &known);
+	return known ? near : NULL;
+}
+
+/* Whether node answered a probe by IPv6 lately. */
+static __noinline bool answered6(__be32 node, __u64 now)
+{
+	__u64 *at = bpf_map_lookup_elem(&answered6_by_underlay, &node);
+
+	return at && now - *at < ANSWER_NS;
+}
+
+/* Node, if packet p may go to it without a tunnel. */
+static __always_inline struct neighbour *native_neighbour(struct __sk_buff *skb, const struct packet *p,
+                                                          __be32 node)
+{
+	struct neighbour *n;
+	__u64 now;
+
+	if (!native_routing)
+		return NULL;
+	now = bpf_ktime_get_coarse_ns();
+	n = neighbour_at(skb, node, now);
 	if (!n)
 		return NULL;
 	if (now - n->sent > WAY_NS)
 		n->sent = now;
-	return n->near && n->answered && now - n->answered < ANSWER_NS ? n : NULL;
+	if (!n->near || !n->answered || now - n->answered >= ANSWER_NS)
+		return NULL;
+	if (p->ipv6 && !answered6(node, now))
+		return NULL;
+	note_near(p, NEAR_TO, node, n);
+	return n;
+}
+
+/* Whether packet p, of another node, is for somebody whom packets reach without a tunnel: a
+ * container of this node, to *ep, or, of probes, the node. */
+static __always_inline bool takes_native(const struct packet *p, struct endpoint **ep)
+{
+	struct route *to;
+
+	*ep = endpoint_at(p->ip.daddr);
+	if (*ep)
+		return !((*ep)->flags & ENDPOINT_ADOPTED);
+	to = route_to(p->ip.daddr);
+	if (!to || to->flags & ROUTE_ADOPTED || to->underlay.word[3] != config_underlay)
+		return false;
+	return !(to->flags & ROUTE_NODE_ADDR) || p->ip.ttl == PROBE_HOPS;
 }
 
 /* The node whose container, or gateway, sent packet p without a tunnel to an overlay address of
- * this node; 0: it is nothing of the kind. */
-static __always_inline __be32 native_sender(const struct __sk_buff *skb, const struct packet *p)
+ * this node; 0: it is nothing of the kind. ep: as takes_native's. */
+static __always_inline __be32 native_sender(const struct __sk_buff *skb, const struct packet *p,
+                                            struct endpoint **ep)
 {
-	struct route *from, *to;
+	struct near_address *near;
+	struct route *from;
+	bool known;
 
 	if (config_underlay_raw || config_underlay_inner || is_translated() || !p->ip.saddr ||
 	    skb->ifindex != config_underlay_ifindex || skb->pkt_type != PACKET_HOST_)
@@ -101,68 +177,76 @@ static __always_inline __be32 native_sender(const struct __sk_buff *skb, const s
 	/* What is tagged is of another segment. */
 	if (skb->vlan_present || native_until < bpf_ktime_get_coarse_ns())
 		return 0;
+	near = near_slot(p, NEAR_FROM, &known);
+	if (near && known)
+		return takes_native(p, ep) ? near->node : 0;
 	from = route_to(p->ip.saddr);
 	if (!from || from->flags & (ROUTE_NODE_ADDR | ROUTE_ADOPTED) ||
-	    from->underlay.word[3] == config_underlay)
-		return 0;
-	to = route_to(p->ip.daddr);
-	if (!to || to->flags & ROUTE_ADOPTED || to->underlay.word[3] != config_underlay)
-		return 0;
-	/* To an address of the node itself only probes come. */
-	if (to->flags & ROUTE_NODE_ADDR && (p->ipv6 || p->ip.ttl != PROBE_HOPS))
+	    from->underlay.word[3] == config_underlay || !takes_native(p, ep))
 		return 0;
 	return from->underlay.word[3];
 }
 
-/* A probe of neighbour n, or its answer to one. */
-static __always_inline int take_probe(struct __sk_buff *skb, const struct packet *p, struct neighbour *n)
+/* A probe of node, which has these hardware addresses, or its answer to one. */
+static __always_inline int take_probe(struct __sk_buff *skb, const struct packet *p, const __u8 *macs,
+                                      __be32 node)
 {
-	const __u32 at = ETH_HLEN + sizeof(struct iphdr_);
-	const __be16 request = bpf_htons(ICMP_ECHO << 8), answer = bpf_htons(ICMP_ECHO_REPLY << 8);
+	const __u32 at = ETH_HLEN + (p->ipv6 ? sizeof(struct ip6hdr_) : sizeof(struct iphdr_));
+	const __u8 asks = p->ipv6 ? ICMPV6_ECHO : ICMP_ECHO,
+	           answers = p->ipv6 ? ICMPV6_ECHO_REPLY : ICMP_ECHO_REPLY;
+	const __be16 request = bpf_htons(asks << 8), answer = bpf_htons(answers << 8);
+	struct neighbour *n = bpf_map_lookup_elem(&neighbour_by_underlay, &node);
+	__u64 now = bpf_ktime_get_coarse_ns();
 	struct icmphdr_ icmp;
 
-	if (p->ip.version_ihl != 0x45 || p->ip.protocol != IPPROTO_ICMP_ || p->ip.frag_off ||
+	if (p->ip.version_ihl != (p->ipv6 ? 0 : 0x45) || p->ip.frag_off ||
+	    p->ip.protocol != (p->ipv6 ? IPPROTO_ICMPV6_ : IPPROTO_ICMP_) ||
 	    bpf_skb_load_bytes(skb, at, &icmp, sizeof(icmp)) || icmp.code ||
 	    icmp.id != bpf_htons(config_vni >> 16) || icmp.seq != bpf_htons(config_vni & 0xffff))
 		return drop(REASON_DROP_SPOOFED_SOURCE);
-	if (icmp.type == ICMP_ECHO_REPLY) {
-		n->answered = bpf_ktime_get_coarse_ns();
+	if (icmp.type == answers) {
+		if (p->ipv6)
+			bpf_map_update_elem(&answered6_by_underlay, &node, &now, BPF_ANY);
+		else if (n)
+			n->answered = now;
 		return TC_ACT_STOLEN;
 	}
-	if (icmp.type != ICMP_ECHO || !native_routing)
+	if (icmp.type != asks || !native_routing)
 		return TC_ACT_STOLEN;
 	if (bpf_l4_csum_replace(skb, at + ICMP_CHECK_OFFSET, request, answer, 2) ||
 	    bpf_skb_store_bytes(skb, at, &answer, sizeof(answer), 0) || exchange_addresses(skb, p) ||
-	    bpf_skb_store_bytes(skb, 0, n->macs, sizeof(n->macs), 0))
+	    bpf_skb_store_bytes(skb, 0, macs, 12, 0))
 		return TC_ACT_SHOT;
 	return bpf_redirect(config_underlay_ifindex, 0);
 }
 
-/* Takes packet p, which says that it is of a container of node, for one that the overlay's device
- * brings, as decapsulate does: from_overlay decides. It is that node's if it has its hardware
- * address, which is as much as an outer source address says. */
+/* What becomes of packet p, which says that it is of a container of node; TC_ACT_UNSPEC: it is, and
+ * may go on to its own. It is that node's if it has its hardware address, which is as much as an
+ * outer source address says. */
 static __noinline int arrive_native(struct __sk_buff *skb, const struct packet *p, __be32 node)
 {
+	struct near_address *near;
 	struct neighbour *n;
-	__u8 macs[12], vtep[6];
 	int i, differ = 0;
+	__u8 macs[12];
+	bool known;
 
 	if (!p)
 		return TC_ACT_SHOT;
-	n = neighbour_at(skb, node);
-	if (!n || bpf_skb_load_bytes(skb, 0, macs, sizeof(macs)))
-		return drop(REASON_DROP_SPOOFED_SOURCE);
-	for (i = 0; i < 6; i++) {
-		differ |= (macs[i] ^ n->macs[i + 6]) | (macs[i + 6] ^ n->macs[i]);
-		vtep[i] = config_vtep[i];
+	near = near_slot(p, NEAR_FROM, &known);
+	if (!known) {
+		n = neighbour_at(skb, node, bpf_ktime_get_coarse_ns());
+		if (n)
+			note_near(p, NEAR_FROM, node, n);
+		known = n;
 	}
+	if (!near || !known || bpf_skb_load_bytes(skb, 0, macs, sizeof(macs)))
+		return drop(REASON_DROP_SPOOFED_SOURCE);
+	for (i = 0; i < 6; i++)
+		differ |= (macs[i] ^ near->macs[i + 6]) | (macs[i + 6] ^ near->macs[i]);
 	if (protects(PROTECT_OVERLAY) && differ)
 		return drop(REASON_DROP_SPOOFED_SOURCE);
-	if (!p->ipv6 && p->ip.ttl == PROBE_HOPS)
-		return take_probe(skb, p, n);
-	if (bpf_skb_store_bytes(skb, 0, vtep, sizeof(vtep), 0))
-		return TC_ACT_SHOT;
-	return bpf_redirect(config_overlay_ifindex, BPF_F_INGRESS);
+	return p->ip.ttl == PROBE_HOPS ? take_probe(skb, p, near->macs, node) : TC_ACT_UNSPEC;
 }
 
 #endif

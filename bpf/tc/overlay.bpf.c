@@ -22,6 +22,8 @@ static __always_inline int from_overlay_verdict(struct __sk_buff *skb)
 	struct packet p;
 	int kind, action;
 
+	if (has_index(skb, INDEX_JUDGED))
+		return TC_ACT_OK;
 	kind = read_packet(skb, &p);
 	if (kind == PACKET_OTHER)
 		return TC_ACT_OK;

@@ -20,7 +20,7 @@
 #define UDP_CHECK_OFFSET 6
 
 struct packet {
-	struct iphdr_ ip; /* of IPv6: only protocol, saddr and daddr, see below */
+	struct iphdr_ ip; /* of IPv6: only protocol, ttl, saddr and daddr, see below */
 	struct tcphdr_ tcp;
 	__u32 tcp_offset; /* from the start of the frame */
 	/* 1 if it is IPv6: then ip has the IPv4 addresses that overlay addresses embed, else 0 */
@@ -38,6 +38,7 @@ struct packet {
 #define INDEX_REDIRECTED (INDEX_OURS | 8)  /* from_endpoint sent it here: nothing more is to be asked */
 #define INDEX_CROSSING   (INDEX_OURS | 16) /* a node socket sent it, by the container's device */
 #define INDEX_RECEIVED   (INDEX_OURS | 32) /* counted for the container that receives it */
+#define INDEX_JUDGED     (INDEX_OURS | 64) /* from_underlay let it in: the node's stack goes on with it */
 
 static __always_inline bool has_index(const struct __sk_buff *skb, __u32 index)
 {
@@ -71,6 +72,7 @@ static __always_inline int read_ipv6(struct __sk_buff *skb, struct packet *p, __
 	p->ip.version_ihl = 0;
 	p->ip.id = 0;
 	p->ip.frag_off = 0;
+	p->ip.ttl = h.hop_limit;
 	for (i = 0; i < 4; i++) {
 		p->src6.word[i] = h.saddr[i];
 		p->dst6.word[i] = h.daddr[i];

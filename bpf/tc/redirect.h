@@ -29,6 +29,10 @@
 /* Not 0 where packets are redirected. Written by the agent. */
 volatile __u32 packets_redirected = 0;
 
+/* Not 0 once translated_pairs may have an entry. Written by the agent, too, which has an earlier
+ * one's. */
+volatile __u32 pairs_translated = 0;
+
 static __always_inline void set_pair(struct address_pair *pair, const struct packet *p)
 {
 	bool sorted = p->ip.saddr < p->ip.daddr;
@@ -46,6 +50,8 @@ static __noinline void note_translated(struct __sk_buff *skb, const struct packe
 
 	if (!p || !has_index(skb, INDEX_BEYOND))
 		return;
+	if (!pairs_translated)
+		pairs_translated = 1;
 	set_pair(&pair, p);
 	if (!bpf_map_lookup_elem(&translated_pairs, &pair))
 		bpf_map_update_elem(&translated_pairs, &pair, &one, BPF_ANY);
@@ -71,20 +77,19 @@ static __always_inline bool is_error(struct __sk_buff *skb, const struct packet 
 static __always_inline __u32 why_routed(struct __sk_buff *skb, const struct packet *p, __u32 ifindex)
 {
 	struct address_pair pair;
-	__u8 hops = p->ip.ttl;
 	__u32 length = 0;
 
-	if (p->ipv6 && bpf_skb_load_bytes(skb, ETH_HLEN + HOP_LIMIT_OFFSET, &hops, sizeof(hops)))
-		return REASON_ROUTE_OPTIONS;
 	if (p->ipv6 ? p->ip.protocol == NEXTHDR_HOP_ : (p->ip.version_ihl & 0xf) != 5)
 		return REASON_ROUTE_OPTIONS;
-	if (hops <= 1)
+	if (p->ip.ttl <= 1)
 		return REASON_ROUTE_HOPS;
 	if (is_error(skb, p))
 		return REASON_ROUTE_ERROR;
-	set_pair(&pair, p);
-	if (bpf_map_lookup_elem(&translated_pairs, &pair))
-		return REASON_ROUTE_TRANSLATED;
+	if (pairs_translated) {
+		set_pair(&pair, p);
+		if (bpf_map_lookup_elem(&translated_pairs, &pair))
+			return REASON_ROUTE_TRANSLATED;
+	}
 	if (bpf_check_mtu(skb, ifindex, &length, 0, BPF_MTU_CHK_SEGS))
 		return REASON_ROUTE_SIZE;
 	return REASON_NONE;
@@ -100,17 +105,13 @@ static __always_inline int hop(struct __sk_buff *skb, const struct packet *p, co
 	} next;
 	__u32 sum;
 
+	next.ttl = p->ip.ttl - 1;
 	if (bpf_skb_store_bytes(skb, 0, macs, 12, 0))
 		return -1;
-	if (p->ipv6) {
-		if (bpf_skb_load_bytes(skb, ETH_HLEN + HOP_LIMIT_OFFSET, &next.ttl, 1))
-			return -1;
-		next.ttl--;
+	if (p->ipv6)
 		return bpf_skb_store_bytes(skb, ETH_HLEN + HOP_LIMIT_OFFSET, &next.ttl, 1,
 		                           BPF_F_RECOMPUTE_CSUM);
-	}
 	sum = (__u32)p->ip.check + bpf_htons(0x0100);
-	next.ttl = p->ip.ttl - 1;
 	next.protocol = p->ip.protocol;
 	next.check = sum + (sum >= 0xffff);
 	/* The two changes add up to nothing in a checksum of the whole packet. */
@@ -155,28 +156,34 @@ static __noinline int enter(struct __sk_buff *skb, const struct packet *p, const
 	return bpf_redirect_peer(ifindex, 0);
 }
 
-/* Hands packet p, which may go to node, which has overlay device to, to this node's own, does what
- * that would do, or sends it without a tunnel. */
-static __always_inline int enter_overlay(struct __sk_buff *skb, const struct packet *p, const struct vtep *to,
-                                         __be32 node)
+/* Sends packet p, which may go, without a tunnel to whom these hardware addresses lead to. */
+static __always_inline int go_native(struct __sk_buff *skb, const struct packet *p, const __u8 *macs)
 {
-	__u32 reason = why_routed(skb, p, config_overlay_ifindex);
-	struct neighbour *near;
+	if (hop(skb, p, macs))
+		return TC_ACT_SHOT;
+	prioritise(skb, p);
+	count(REASON_REDIRECT_NATIVE);
+	return bpf_redirect(config_underlay_ifindex, 0);
+}
+
+/* Hands packet p, which may go to the node at to, to this node's overlay device, does what that
+ * would do, or sends it without a tunnel. */
+static __always_inline int enter_overlay(struct __sk_buff *skb, const struct packet *p,
+                                         const struct address *to)
+{
+	__be32 node = to->word[3];
+	struct neighbour *near = native_neighbour(skb, p, node);
+	struct vtep *vtep;
 	__u8 macs[12];
 	int i, verdict;
 
-	if (reason)
-		return by_stack(reason);
-	near = native_neighbour(skb, node);
-	if (near) {
-		if (hop(skb, p, near->macs))
-			return TC_ACT_SHOT;
-		prioritise(skb, p);
-		count(REASON_REDIRECT_NATIVE);
-		return bpf_redirect(config_underlay_ifindex, 0);
-	}
+	if (near)
+		return go_native(skb, p, near->macs);
+	vtep = bpf_map_lookup_elem(&vtep_by_underlay, to);
+	if (!vtep)
+		return TC_ACT_OK;
 	for (i = 0; i < 6; i++) {
-		macs[i] = to->mac[i];
+		macs[i] = vtep->mac[i];
 		macs[i + 6] = config_vtep[i];
 	}
 	if (hop(skb, p, macs))
@@ -185,7 +192,7 @@ static __always_inline int enter_overlay(struct __sk_buff *skb, const struct pac
 	skb->tc_index = INDEX_REDIRECTED;
 	count(REASON_REDIRECT_OVERLAY);
 	if (tunnel_by_program) {
-		verdict = encapsulate(skb, p, to, node);
+		verdict = encapsulate(skb, p, vtep, node);
 		if (verdict != TC_ACT_UNSPEC)
 			return verdict;
 		count(REASON_TUNNEL_DEVICE);
@@ -199,14 +206,16 @@ static __noinline int leave(struct __sk_buff *skb, const struct packet *p, int k
                             const struct endpoint *self, const struct endpoint *peer)
 {
 	const __u32 elsewhere = ROUTE_SELF | ROUTE_NODE_ADDR | ROUTE_ADOPTED;
+	struct near_address *near;
 	struct route *to = NULL;
-	struct vtep *vtep;
+	__u32 reason;
 	bool crosses = has_index(skb, INDEX_CROSSING);
 
 	if (!p || !self)
 		return TC_ACT_SHOT;
 	skb->tc_index = 0;
-	if (!peer) {
+	near = peer ? NULL : near_to(p);
+	if (!peer && !near) {
 		to = route_to(p->ip.daddr);
 		if (!to || to->flags & elsewhere) {
 			skb->tc_index = INDEX_BEYOND;
@@ -223,8 +232,12 @@ static __noinline int leave(struct __sk_buff *skb, const struct packet *p, int k
 		return by_stack(REASON_ROUTE_LIMIT);
 	if (peer)
 		return enter(skb, p, peer);
-	vtep = to ? bpf_map_lookup_elem(&vtep_by_underlay, &to->underlay) : NULL;
-	return to && vtep ? enter_overlay(skb, p, vtep, to->underlay.word[3]) : TC_ACT_OK;
+	reason = why_routed(skb, p, config_overlay_ifindex);
+	if (reason)
+		return by_stack(reason);
+	if (near)
+		return go_native(skb, p, near->macs);
+	return to ? enter_overlay(skb, p, &to->underlay) : TC_ACT_OK;
 }
 
 #endif

@@ -13,6 +13,7 @@
 #include "tc/native.h"
 #include "tc/packet.h"
 #include "tc/probe.h"
+#include "tc/redirect.h"
 #include "tc/relay.h"
 #include "tc/steer.h"
 #include "tc/tunnel.h"
@@ -67,6 +68,42 @@ static __noinline int steer_later(struct __sk_buff *skb, const struct packet *p,
 	return TC_ACT_OK;
 }
 
+/* Whether packet p, without a tunnel, needs nothing of from_overlay on its way to endpoint ep but
+ * policy. */
+static __always_inline bool goes_straight(const struct packet *p, int kind, const struct endpoint *ep)
+{
+	if (kind != PACKET_TCP)
+		return true;
+	/* What begins a connection may be a probe of the firewalls, or the answer to one. */
+	return !(ep->flags & ENDPOINT_INTERCEPTED) && !(p->tcp.flags & TCP_FLAG_SYN_);
+}
+
+/* A packet that came without a tunnel, for endpoint ep, or nobody known (NULL): into its container
+ * at once if nothing else of the node is about it, or as one that the overlay's device brings, as
+ * decapsulate has it. */
+static __noinline int enter_native(struct __sk_buff *skb, const struct packet *p, int kind,
+                                   const struct endpoint *ep)
+{
+	__u8 vtep[6];
+	int i, action;
+
+	if (!p)
+		return TC_ACT_SHOT;
+	if (ep && goes_straight(p, kind, ep)) {
+		action = filter_for(skb, p, kind, 0, ep);
+		if (action == FILTER_PASS)
+			action = enter(skb, p, ep);
+		if (action != TC_ACT_OK)
+			return action;
+		skb->tc_index = INDEX_JUDGED;
+	}
+	for (i = 0; i < 6; i++)
+		vtep[i] = config_vtep[i];
+	if (bpf_skb_store_bytes(skb, 0, vtep, sizeof(vtep), 0))
+		return TC_ACT_SHOT;
+	return bpf_redirect(config_overlay_ifindex, BPF_F_INGRESS);
+}
+
 /* A packet of the overlay that refuse_overlay let pass and called plain. */
 static __always_inline int arrive(struct __sk_buff *skb)
 {
@@ -78,13 +115,14 @@ static __always_inline int arrive(struct __sk_buff *skb)
 
 static __always_inline int from_underlay_verdict(struct __sk_buff *skb)
 {
+	struct endpoint *ep = NULL;
 	struct packet p;
 	struct flow_key k;
 	struct flow *flow;
 	bool plain = false;
 	__be32 sender;
+	int kind, verdict;
 	__u32 reason;
-	int kind;
 
 	if (is_translated() && skb->ifindex == config_outer_ifindex) {
 		kind = from_wire(skb);
@@ -97,9 +135,11 @@ static __always_inline int from_underlay_verdict(struct __sk_buff *skb)
 	    p.ip.daddr == config_underlay)
 		return drop(REASON_DROP_PLAIN);
 	if (kind != PACKET_OTHER && p.ip.daddr != config_underlay) {
-		sender = native_sender(skb, &p);
-		if (sender)
-			return arrive_native(skb, &p, sender);
+		sender = native_sender(skb, &p, &ep);
+		if (sender) {
+			verdict = arrive_native(skb, &p, sender);
+			return verdict == TC_ACT_UNSPEC ? enter_native(skb, &p, kind, ep) : verdict;
+		}
 	}
 	if (kind != PACKET_TCP) {
 		reason = refuse_overlay(skb, &plain);

@@ -430,7 +430,11 @@ func TestCaptureLive(t *testing.T) {
 }
 
 // TestCaptureAll: with --all the file has what is no TCP, each packet once.
-func TestCaptureAll(t *testing.T) {
+func TestCaptureAll(t *testing.T) { captureEchoes(t) }
+
+// captureEchoes wants two echoes to another node and their answers in a capture, each once.
+func captureEchoes(t *testing.T) {
+	t.Helper()
 	file := filepath.Join(t.TempDir(), "all.pcap")
 	c := startCapture(t, nil, "n1/c1", "--all", "-w", file)
 	lab.MustRun(t, "heddle", "n1/c1", "ping", "-c", "2", "-i", "0.2", lab.Address(t, "heddle", "n2/c1"))

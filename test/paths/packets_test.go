@@ -278,6 +278,15 @@ func TestPacketsNative(t *testing.T) {
 	if got := rises(t, "n1", func() { client.Must(`echo(%q, %d, 40)`, six, port+1) }, "redirect_native"); len(got) != 1 {
 		t.Error("IPv6: in the tunnel")
 	}
+	captureEchoes(t)
+	t.Run("limit", func(t *testing.T) {
+		lab.Limit(t, "n2/c1", "--ingress", "1gbit")
+		before := lab.Counters(t, "n2")["route_limit"]
+		client.In(t).Must(`echo(%q, %d, 40)`, far, port)
+		if n := lab.Counters(t, "n2")["route_limit"] - before; n != 2 {
+			t.Errorf("a datagram and its answer: counted %d times", n)
+		}
+	})
 	// Rules about what the node takes see VXLAN: then the node asks for it.
 	repair := lab.Spoil(t, "n2", "inet", "chain incoming { type filter hook input priority 0; udp dport 7 drop; }")
 	await(false)

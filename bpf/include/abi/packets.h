@@ -40,6 +40,15 @@ struct neighbour {
 	__u32 near;     /* not 0: no router is on the way, whose MTU fits */
 };
 
+/* What a processor has found of an address of another node whose packets go without a tunnel. */
+struct near_address {
+	__u64 until; /* believed until then, as what the neighbour has */
+	__be32 addr;
+	__be32 node;
+	__u8 macs[12]; /* the neighbour's */
+	__u32 pad;
+};
+
 /* What goes between the outer Ethernet header and the inner IP header. */
 struct tunnel_headers {
 	struct iphdr_ ip;

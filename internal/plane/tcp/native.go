@@ -103,28 +103,45 @@ func (n *nativeProbes) look() error {
 	return errors.Join(errs...)
 }
 
-// probe sends one to the gateway address of neighbour to, as a container's packet would travel.
+// probe sends one of each family to the gateway address of neighbour to, as containers' packets
+// would travel: what is between the nodes may know one and not the other.
 func (n *nativeProbes) probe(to datapath.Neighbour, gateway netip.Addr) error {
-	frame := neighbourProbe(to, model.Gateway(n.cfg.Self.Prefixes[0]), gateway, n.cfg.VNI)
+	from := model.Gateway(n.cfg.Self.Prefixes[0])
+	frames := [][]byte{neighbourProbe(to, from, gateway, n.cfg.VNI)}
+	if n.cfg.Prefix6.IsValid() {
+		from, gateway = model.Overlay6(n.cfg.Prefix6, from), model.Overlay6(n.cfg.Prefix6, gateway)
+		frames = append(frames, neighbourProbe(to, from, gateway, n.cfg.VNI))
+	}
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("packet socket: %w", err)
 	}
 	defer func() { _ = unix.Close(fd) }()
-	if err := unix.Sendto(fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: n.cfg.Devices.UnderlayIfindex}); err != nil {
-		return fmt.Errorf("probe %v: %w", to.Underlay, err)
+	for _, frame := range frames {
+		if err := unix.Sendto(fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: n.cfg.Devices.UnderlayIfindex}); err != nil {
+			return fmt.Errorf("probe %v: %w", to.Underlay, err)
+		}
 	}
 	return nil
 }
 
-// neighbourProbe is the frame of a probe: an ICMP echo request between two gateways, with the
+// neighbourProbe is the frame of a probe: an echo request of ICMP between two gateways, with the
 // network's VNI as identifier and sequence number.
 func neighbourProbe(to datapath.Neighbour, from, gateway netip.Addr, vni uint32) []byte {
+	ends := slices.Concat(from.AsSlice(), gateway.AsSlice())
+	if from.Is6() {
+		const icmp, echo = 58, 128
+		message := binary.BigEndian.AppendUint32([]byte{echo, 0, 0, 0}, vni)
+		summed := slices.Concat(ends, []byte{0, 0, 0, byte(len(message)), 0, 0, 0, icmp}, message)
+		message = summed[len(summed)-len(message):]
+		setSum(summed, len(summed)-len(message)+2)
+		header := []byte{0x60, 0, 0, 0, 0, byte(len(message)), icmp, neighbourHops}
+		return slices.Concat(to.Peer, to.Self, []byte{0x86, 0xdd}, header, ends, message)
+	}
 	const icmp, echo = 1, 8
 	message := binary.BigEndian.AppendUint32([]byte{echo, 0, 0, 0}, vni)
 	setSum(message, 2)
-	header := []byte{0x45, 0, 0, 0, 0, 0, 0, 0, neighbourHops, icmp, 0, 0}
-	header = slices.Concat(header, from.AsSlice(), gateway.AsSlice())
+	header := append([]byte{0x45, 0, 0, 0, 0, 0, 0, 0, neighbourHops, icmp, 0, 0}, ends...)
 	binary.BigEndian.PutUint16(header[2:], uint16(len(header)+len(message)))
 	setSum(header, 10)
 	return slices.Concat(to.Peer, to.Self, []byte{0x08, 0x00}, header, message)

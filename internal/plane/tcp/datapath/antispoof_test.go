@@ -171,7 +171,12 @@ func TestFrameGuard(t *testing.T) {
 	if err := d.objs.EndpointByIfindex.Delete(uint32(0)); err != nil {
 		t.Fatal(err)
 	}
-	judge(t, d, d.objs.FromEndpoint, []judged{{"a container nobody knows", ethernet(0x0800, syn), spoofed}})
+	groups := append(next(58)[:8], 143, 0, 0, 0)
+	judge(t, d, d.objs.FromEndpoint, []judged{
+		{"a container nobody knows", ethernet(0x0800, syn), spoofed},
+		{"a container nobody knows yet, about its groups", ethernet(0x86dd, ipv6(netip.IPv6Unspecified(), netip.MustParseAddr("ff02::16"), 0, groups)), heddleHeddleReasonREASON_DROP_EARLY},
+		{"a container nobody knows, its link-local address", ethernet(0x86dd, ipv6(linkLocal, netip.MustParseAddr("ff02::16"), 0, groups)), spoofed},
+	})
 }
 
 // TestMasqueradeGuard gives the program of an endpoint's device what would look like the node's

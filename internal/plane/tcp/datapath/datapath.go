@@ -217,6 +217,9 @@ func (d *Datapath) load(spec *ebpf.CollectionSpec, known abi) error {
 	if err := d.stacksInForce(); err != nil {
 		return err
 	}
+	if err := d.takeOverPairs(); err != nil {
+		return err
+	}
 	return putCounters(d.objs.CountByReason, totals)
 }
 

@@ -367,7 +367,8 @@ const (
 	heddleHeddleReasonREASON_CUT_CLEAR                  heddleHeddleReason = 92
 	heddleHeddleReasonREASON_TUNNEL_DEVICE              heddleHeddleReason = 93
 	heddleHeddleReasonREASON_REDIRECT_NATIVE            heddleHeddleReason = 94
-	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 95
+	heddleHeddleReasonREASON_DROP_EARLY                 heddleHeddleReason = 95
+	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 96
 )
 
 type heddleHeddleVerdict uint32
@@ -429,6 +430,15 @@ type heddleMemberKey struct {
 	_         structs.HostLayout
 	ServiceId uint32
 	Backend   heddleBackend
+}
+
+type heddleNearAddress struct {
+	_     structs.HostLayout
+	Until uint64
+	Addr  uint32
+	Node  uint32
+	Macs  [12]uint8
+	Pad   uint32
 }
 
 type heddleNeighbour struct {
@@ -817,6 +827,7 @@ const (
 const (
 	heddleMapAccountByEndpoint     = "account_by_endpoint"
 	heddleMapAffinityByClient      = "affinity_by_client"
+	heddleMapAnswered6ByUnderlay   = "answered6_by_underlay"
 	heddleMapBackendBySlot         = "backend_by_slot"
 	heddleMapClaimsByPort          = "claims_by_port"
 	heddleMapClassByAddr           = "class_by_addr"
@@ -840,6 +851,7 @@ const (
 	heddleMapMappedByInner         = "mapped_by_inner"
 	heddleMapMappedByOuter         = "mapped_by_outer"
 	heddleMapMemberByBackend       = "member_by_backend"
+	heddleMapNearByAddress         = "near_by_address"
 	heddleMapNeighbourByUnderlay   = "neighbour_by_underlay"
 	heddleMapNodeByUnderlay        = "node_by_underlay"
 	heddleMapNodePortByNumber      = "node_port_by_number"
@@ -959,6 +971,7 @@ const (
 	heddleVarNoTuples              = "no_tuples"
 	heddleVarOrphansUntil          = "orphans_until"
 	heddleVarPacketsRedirected     = "packets_redirected"
+	heddleVarPairsTranslated       = "pairs_translated"
 	heddleVarPassesUntil           = "passes_until"
 	heddleVarStacksInForce         = "stacks_in_force"
 	heddleVarTunnelByProgram       = "tunnel_by_program"
@@ -1086,6 +1099,7 @@ type heddleProgramSpecs struct {
 type heddleMapSpecs struct {
 	AccountByEndpoint   *ebpf.MapSpec `ebpf:"account_by_endpoint"`
 	AffinityByClient    *ebpf.MapSpec `ebpf:"affinity_by_client"`
+	Answered6ByUnderlay *ebpf.MapSpec `ebpf:"answered6_by_underlay"`
 	BackendBySlot       *ebpf.MapSpec `ebpf:"backend_by_slot"`
 	ClaimsByPort        *ebpf.MapSpec `ebpf:"claims_by_port"`
 	ClassByAddr         *ebpf.MapSpec `ebpf:"class_by_addr"`
@@ -1109,6 +1123,7 @@ type heddleMapSpecs struct {
 	MappedByInner       *ebpf.MapSpec `ebpf:"mapped_by_inner"`
 	MappedByOuter       *ebpf.MapSpec `ebpf:"mapped_by_outer"`
 	MemberByBackend     *ebpf.MapSpec `ebpf:"member_by_backend"`
+	NearByAddress       *ebpf.MapSpec `ebpf:"near_by_address"`
 	NeighbourByUnderlay *ebpf.MapSpec `ebpf:"neighbour_by_underlay"`
 	NodeByUnderlay      *ebpf.MapSpec `ebpf:"node_by_underlay"`
 	NodePortByNumber    *ebpf.MapSpec `ebpf:"node_port_by_number"`
@@ -1186,6 +1201,7 @@ type heddleVariableSpecs struct {
 	NoTuples              *ebpf.VariableSpec `ebpf:"no_tuples"`
 	OrphansUntil          *ebpf.VariableSpec `ebpf:"orphans_until"`
 	PacketsRedirected     *ebpf.VariableSpec `ebpf:"packets_redirected"`
+	PairsTranslated       *ebpf.VariableSpec `ebpf:"pairs_translated"`
 	PassesUntil           *ebpf.VariableSpec `ebpf:"passes_until"`
 	StacksInForce         *ebpf.VariableSpec `ebpf:"stacks_in_force"`
 	TunnelByProgram       *ebpf.VariableSpec `ebpf:"tunnel_by_program"`
@@ -1237,6 +1253,7 @@ func (o *heddleObjects) Close() error {
 type heddleMaps struct {
 	AccountByEndpoint   *ebpf.Map `ebpf:"account_by_endpoint"`
 	AffinityByClient    *ebpf.Map `ebpf:"affinity_by_client"`
+	Answered6ByUnderlay *ebpf.Map `ebpf:"answered6_by_underlay"`
 	BackendBySlot       *ebpf.Map `ebpf:"backend_by_slot"`
 	ClaimsByPort        *ebpf.Map `ebpf:"claims_by_port"`
 	ClassByAddr         *ebpf.Map `ebpf:"class_by_addr"`
@@ -1260,6 +1277,7 @@ type heddleMaps struct {
 	MappedByInner       *ebpf.Map `ebpf:"mapped_by_inner"`
 	MappedByOuter       *ebpf.Map `ebpf:"mapped_by_outer"`
 	MemberByBackend     *ebpf.Map `ebpf:"member_by_backend"`
+	NearByAddress       *ebpf.Map `ebpf:"near_by_address"`
 	NeighbourByUnderlay *ebpf.Map `ebpf:"neighbour_by_underlay"`
 	NodeByUnderlay      *ebpf.Map `ebpf:"node_by_underlay"`
 	NodePortByNumber    *ebpf.Map `ebpf:"node_port_by_number"`
@@ -1296,6 +1314,7 @@ func (m *heddleMaps) Close() error {
 	return _HeddleClose(
 		m.AccountByEndpoint,
 		m.AffinityByClient,
+		m.Answered6ByUnderlay,
 		m.BackendBySlot,
 		m.ClaimsByPort,
 		m.ClassByAddr,
@@ -1319,6 +1338,7 @@ func (m *heddleMaps) Close() error {
 		m.MappedByInner,
 		m.MappedByOuter,
 		m.MemberByBackend,
+		m.NearByAddress,
 		m.NeighbourByUnderlay,
 		m.NodeByUnderlay,
 		m.NodePortByNumber,
@@ -1397,6 +1417,7 @@ type heddleVariables struct {
 	NoTuples              *ebpf.Variable `ebpf:"no_tuples"`
 	OrphansUntil          *ebpf.Variable `ebpf:"orphans_until"`
 	PacketsRedirected     *ebpf.Variable `ebpf:"packets_redirected"`
+	PairsTranslated       *ebpf.Variable `ebpf:"pairs_translated"`
 	PassesUntil           *ebpf.Variable `ebpf:"passes_until"`
 	StacksInForce         *ebpf.Variable `ebpf:"stacks_in_force"`
 	TunnelByProgram       *ebpf.Variable `ebpf:"tunnel_by_program"`

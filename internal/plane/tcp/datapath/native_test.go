@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -98,6 +99,20 @@ func (n atNodeB) awaitTunnel(t *testing.T) {
 
 func gatewayOf(a netip.Addr) netip.Addr { return model.Gateway(netip.PrefixFrom(a, 24)) }
 
+// echo6 is the same by IPv6, kind 128 or 129.
+func echo6(kind, hops byte, vni uint32) []byte {
+	icmp := binary.BigEndian.AppendUint32([]byte{kind, 0, 0, 0}, vni)
+	packet := ipv6(overlay6(gatewayOf(overlayA)), overlay6(gatewayOf(overlayB)), 58, icmp)
+	packet[7] = hops
+	sum := uint32(58 + len(icmp))
+	for i := 8; i < len(packet); i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(packet[i:]))
+	}
+	sum = sum&0xffff + sum>>16
+	binary.BigEndian.PutUint16(packet[42:], ^uint16(sum+sum>>16))
+	return between(macA, macB, ethernet(0x86dd, packet))
+}
+
 // echo is a probe of node A for node B, kind 8, or an answer, 0.
 func echo(kind, hops byte, vni uint32) []byte {
 	icmp := binary.BigEndian.AppendUint32([]byte{kind, 0, 0, 0}, vni)
@@ -126,6 +141,13 @@ func TestNativeProbe(t *testing.T) {
 	if verdict != actRedirect || !bytes.Equal(out, want) {
 		t.Errorf("a probe: verdict %d\n%swant\n%s", verdict, hex.Dump(out), hex.Dump(want))
 	}
+	verdict, out = n.receives(t, echo6(128, 255, testVNI))
+	want = between(macB, macA, echo6(129, 255, testVNI))
+	gateways := slices.Concat(overlay6(gatewayOf(overlayB)).AsSlice(), overlay6(gatewayOf(overlayA)).AsSlice())
+	copy(want[22:], gateways)
+	if verdict != actRedirect || !bytes.Equal(out, want) {
+		t.Errorf("a probe by IPv6: verdict %d\n%swant\n%s", verdict, hex.Dump(out), hex.Dump(want))
+	}
 	native := func() bool {
 		known, err := n.Neighbours()
 		testutil.NoError(t, err)
@@ -145,14 +167,17 @@ func TestNativeProbe(t *testing.T) {
 	for name, frame := range map[string][]byte{
 		"another network's": echo(8, 255, testVNI+1),
 		"no ICMP":           withSumAt14(datagram),
+		"another's, IPv6":   echo6(128, 255, testVNI+1),
 		"someone else's":    between(macC, macB, echo(8, 255, testVNI)),
 	} {
 		if verdict, _ := n.receives(t, frame); verdict != actShot {
 			t.Errorf("%s: verdict %d", name, verdict)
 		}
 	}
-	if verdict, _ := n.receives(t, echo(8, 254, testVNI)); verdict == actRedirect {
-		t.Error("what a router passed on is answered")
+	for _, frame := range [][]byte{echo(8, 254, testVNI), echo6(128, 254, testVNI)} {
+		if verdict, _ := n.receives(t, frame); verdict == actRedirect {
+			t.Error("what a router passed on is answered")
+		}
 	}
 	for _, how := range []struct {
 		still   bool
@@ -173,6 +198,11 @@ func TestNative(t *testing.T) {
 	n.receives(t, echo(0, 255, testVNI))
 	const native = heddleHeddleReasonREASON_REDIRECT_NATIVE
 	six := ethernet(0x86dd, ipv6(overlay6(overlayB), overlay6(overlayA), 17, make([]byte, 24)))
+	before := counters(t, n.Datapath)[native]
+	if n.leaves(t, six); counters(t, n.Datapath)[native] != before {
+		t.Error("IPv6 without a tunnel on the word of IPv4")
+	}
+	n.receives(t, echo6(129, 255, testVNI))
 	for _, frame := range [][]byte{udp(overlayB, overlayA), six} {
 		want := between(macB, macA, bytes.Clone(frame))
 		if frame[12] == 8 {
@@ -202,8 +232,9 @@ func TestNativeArrives(t *testing.T) {
 		t.Run(fmt.Sprintf("without %#x", without), func(t *testing.T) {
 			n := nodeBOnANetwork(t, without)
 			came := between(macA, macB, udp(overlayA, overlayB))
-			want := bytes.Clone(came)
-			copy(want, []byte{2, 0x48, 0xc0, 0, 2, 2})
+			want := between([]byte{2, 0x48, 0x45, 0, 0, 5}, []byte{2, 0x48, 0x43, 0, 0, 5}, bytes.Clone(came))
+			want[22]-- // hops
+			want = withSumAt14(want)
 			if verdict, out := n.receives(t, came); verdict != actRedirect || !bytes.Equal(out, want) {
 				t.Errorf("verdict %d\n%swant\n%s", verdict, hex.Dump(out), hex.Dump(want))
 			}
@@ -213,6 +244,7 @@ func TestNativeArrives(t *testing.T) {
 		})
 	}
 	n := nodeBOnANetwork(t, 0)
+	byDevice(t, n)
 	for name, frame := range map[string][]byte{
 		"a source of this node":   between(macA, macB, udp(besideB, overlayB)),
 		"a destination elsewhere": between(macA, macB, udp(overlayA, netip.MustParseAddr("198.51.100.7"))),
@@ -229,5 +261,33 @@ func TestNativeArrives(t *testing.T) {
 		if verdict, _ := n.receives(t, between(macA, macB, udp(overlayA, overlayB))); verdict != want {
 			t.Errorf("where a tunnel is wanted, still taken %v: verdict %d, want %d", still, verdict, want)
 		}
+	}
+}
+
+// byDevice: what has more to be asked than policy goes on by the overlay's device, and so does what
+// only the node's stack does; a rule is asked and counted once.
+func byDevice(t *testing.T, n atNodeB) {
+	t.Helper()
+	rejected := heddleHeddleReason(heddleHeddleReasonREASON_DROP_POLICY_REJECTED)
+	data := between(macA, macB, frame(overlayA, overlayB, 80, tcpACK, nil))
+	arrives := func(what string, frame []byte, device bool, reason heddleHeddleReason) {
+		t.Helper()
+		before := counters(t, n.Datapath)[reason]
+		verdict, out := n.receives(t, frame)
+		if verdict != actRedirect || bytes.Equal(out[:6], []byte{2, 0x48, 0xc0, 0, 2, 2}) != device || counters(t, n.Datapath)[reason] != before+1 {
+			t.Errorf("%s: verdict %d, to %x, counted: %v", what, verdict, out[:6], counters(t, n.Datapath)[reason] != before)
+		}
+	}
+	const redirected = heddleHeddleReasonREASON_REDIRECT_CONTAINER
+	arrives("TCP", data, false, redirected)
+	apply(t, n.Datapath, twoWays(overlayA, overlayB, model.PairVerdict{Default: model.VerdictReject}, model.PairVerdict{}))
+	arrives("rejected", between(macA, macB, udp(overlayA, overlayB)), true, rejected)
+	arrives("rejected, TCP", data, true, rejected)
+	testutil.NoError(t, n.ApplyPolicy(model.PolicyChange{Reset: true}))
+	testutil.NoError(t, n.SetLimit(5, Limit{Ingress: Cap{Rate: 1, Class: 1}}))
+	arrives("a limit", between(macA, macB, udp(overlayA, overlayB)), true, heddleHeddleReasonREASON_ROUTE_LIMIT)
+	testutil.NoError(t, n.ClearLimit(5))
+	if verdict, out := n.receives(t, between(macA, macB, frame(overlayA, overlayB, 80, tcpSYN, nil))); verdict != actRedirect || out[2] != 0xc0 {
+		t.Errorf("a SYN: verdict %d, to %x", verdict, out[:6])
 	}
 }

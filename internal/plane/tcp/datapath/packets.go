@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"net"
@@ -8,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 )
 
@@ -51,6 +53,23 @@ func (d *Datapath) SetPackets(p Packets) error {
 	}
 	if err := d.objs.PacketsRedirected.Set(word(p.Redirected)); err != nil {
 		return fmt.Errorf("set packets_redirected: %w", err)
+	}
+	return nil
+}
+
+// takeOverPairs tells the programs whether earlier ones noted addresses between which the node's
+// firewall translates: else they need not look for any.
+func (d *Datapath) takeOverPairs() error {
+	var pair heddleAddressPair
+	err := d.objs.TranslatedPairs.NextKey(nil, &pair)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read translated_pairs: %w", err)
+	}
+	if err := d.objs.PairsTranslated.Set(uint32(1)); err != nil {
+		return fmt.Errorf("set pairs_translated: %w", err)
 	}
 	return nil
 }

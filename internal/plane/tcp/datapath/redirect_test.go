@@ -10,6 +10,7 @@ import (
 
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/plane/tcp/names"
+	"heddle.dev/heddle/internal/testutil"
 )
 
 // besideB is another container of node B.
@@ -198,6 +199,7 @@ func TestRedirectLeavesToTheStack(t *testing.T) {
 		if err := d.objs.TranslatedPairs.Put(pair, uint32(1)); err != nil {
 			t.Fatal(err)
 		}
+		testutil.NoError(t, d.takeOverPairs()) // as an agent that starts
 		sends(t, d, from, udp(overlayB, overlayA), actOK, heddleHeddleReasonREASON_ROUTE_TRANSLATED)
 		sends(t, d, over, udp(overlayA, overlayB), actOK, heddleHeddleReasonREASON_ROUTE_TRANSLATED)
 	})

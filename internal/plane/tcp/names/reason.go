@@ -193,6 +193,8 @@ var Reasons = []model.Reason{
 		Remedy: "nothing: only slower"},
 	{Name: "redirect_native", Kind: model.KindPath, Help: "packets between containers that went past this node's stack to another node without a tunnel",
 		Remedy: "counts packets"},
+	{Name: "drop_early", Kind: model.KindDrop, Help: "packet that a new container's kernel sends by IPv6 on its own, from ::, before its device is known as an endpoint's: what it says of multicast groups",
+		Remedy: "nothing: nobody on the overlay listens to these, and the kernel repeats them"},
 }
 
 // String gives the reason's name.

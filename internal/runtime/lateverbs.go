@@ -166,9 +166,14 @@ func mountInto(pid int, root, at, source string) error {
 		return fmt.Errorf("take %s: %w", source, err)
 	}
 	defer unix.Close(tree)
-	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC}
-	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &attr); err != nil {
-		return fmt.Errorf("make it read-only: %w", err)
+	// It is a peer of the node's mount where that is shared, as systemd makes all: what a container
+	// mounts over its own would be mounted over the agent's.
+	attr := unix.MountAttr{
+		Attr_set:    unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC,
+		Propagation: unix.MS_PRIVATE,
+	}
+	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &attr); err != nil {
+		return fmt.Errorf("make it read-only and private: %w", err)
 	}
 	if err := procnet.EnterMounts(pid); err != nil {
 		return fmt.Errorf("enter the container's mount namespace: %w", err)

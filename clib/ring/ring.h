@@ -191,7 +191,8 @@ static inline void ring_pop(struct ring_consumer *c, uint32_t count)
 	atomic_store_explicit(ring_consumed(&c->end), c->end.own, memory_order_release);
 }
 
-/* Wakes the peer if it sleeps in the doorbell: after each batch of ring_push or ring_pop. */
+/* Wakes the peer if it sleeps in the doorbell, or serves others and does not look here: after each
+ * batch of ring_push or ring_pop. */
 static inline void ring_doorbell(void *word, int eventfd)
 {
 	_Atomic uint32_t *asleep = word;

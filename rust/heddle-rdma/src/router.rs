@@ -47,6 +47,11 @@ const ENDPOINT_QUANTUM: i64 = 4 * QUANTUM;
 const AGENT_TIME: Duration = Duration::from_secs(5);
 /// Turns between two looks at sockets while there is work.
 const TURNS_UNTIL_EVENTS: u32 = 16;
+/// A context with as many queue pairs, none of which has work, is to ring while others have some: a
+/// look at each of hundreds in every round costs those others more than a ring does.
+const IDLE_QPS: usize = 16;
+/// Time between two looks for such contexts.
+const REST_AFTER: Duration = Duration::from_millis(1);
 
 /// Runs the router until its loop cannot go on.
 ///
@@ -151,6 +156,9 @@ struct Loop {
     /// When there was work last.
     last_work: Instant,
     turns: u32,
+    /// When it looked last for contexts that may rest, and whether some do: they ring.
+    last_rest: Instant,
+    rests: bool,
     /// Something was done that others have not been woken for.
     untold: bool,
     rounds: u64,
@@ -167,6 +175,8 @@ impl Loop {
             spin,
             last_work: Instant::now(),
             turns: 0,
+            last_rest: Instant::now(),
+            rests: false,
             untold: false,
             rounds: 0,
             events: Vec::with_capacity(64),
@@ -202,10 +212,13 @@ impl Loop {
             self.untold = true;
             // A worker that was stuck has another shard now, and must not take the events of the
             // one that it had: nobody else would see them.
-            if self.turns < TURNS_UNTIL_EVENTS || self.worker.serves() != shard {
+            if self.turns < TURNS_UNTIL_EVENTS && !self.rests || self.worker.serves() != shard {
                 return Ok(());
             }
             self.turns = 0;
+            if now.duration_since(self.last_rest) >= REST_AFTER && !self.rest(shard, now) {
+                return Ok(());
+            }
             self.tell_others(shard);
             return self.dispatch(shard, Some(Duration::ZERO));
         }
@@ -332,20 +345,49 @@ impl Loop {
         let look = |all: &mut Self, until: &mut _| {
             all.turn(shard, now, until) | all.objects.card_turn(shard)
         };
-        let Doze::Sleeps(until) = self.doze(shard, now, look) else { return Ok(()) };
+        let dozing = self.contexts(shard, false);
+        let Doze::Sleeps(until) = self.doze(shard, now, dozing, look) else { return Ok(()) };
         self.tell_others(shard);
         let timeout = until.map(|until| until.saturating_duration_since(Instant::now()));
         self.dispatch(shard, timeout)
     }
 
-    /// Has every program ring from now on, and looks once more.
+    /// Has the programs of contexts with many queue pairs ring from now on that had no work in the
+    /// last round. False if the worker has another shard by now.
+    #[cold]
+    fn rest(&mut self, shard: u32, now: Instant) -> bool {
+        self.last_rest = now;
+        let mut idle = self.contexts(shard, false);
+        let all = &self.objects.contexts;
+        idle.retain(|h| all.get(*h).is_some_and(|c| !c.waits && c.qps.len() >= IDLE_QPS));
+        for handle in idle {
+            self.doze(shard, now, vec![handle], |all, _| all.has_work(handle, now));
+            if self.worker.serves() != shard {
+                return false;
+            }
+        }
+        let mut all = self.objects.contexts.iter();
+        self.rests = all.any(|(_, c)| !c.awake && c.qps.len() >= IDLE_QPS);
+        true
+    }
+
+    /// Whether a queue pair of a context has work, which is begun then.
+    fn has_work(&mut self, handle: u32, now: Instant) -> bool {
+        let qps = self.objects.contexts.get(handle).map_or(Vec::new(), |c| c.qps.clone());
+        qps.into_iter().any(|qp| {
+            let turn = self.objects.turn(qp, now);
+            turn.worked || turn.waits
+        })
+    }
+
+    /// Has the programs of contexts ring from now on, and looks once more.
     fn doze(
         &mut self,
         shard: u32,
         now: Instant,
+        dozing: Vec<u32>,
         look: impl FnOnce(&mut Self, &mut Option<Instant>) -> bool,
     ) -> Doze {
-        let dozing = self.contexts(shard, false);
         for handle in &dozing {
             if let Some(context) = self.objects.contexts.get_mut(*handle) {
                 // Before the look: who is woken in the middle of it, by a turn of another one or by

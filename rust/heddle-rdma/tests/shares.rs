@@ -7,6 +7,7 @@ mod support;
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use shared_ring::Slot;
@@ -153,6 +154,53 @@ fn an_endpoint_with_many_queue_pairs_gets_no_more_than_others() {
         // Four times as many with fair shares, which are of a round; 64 times as many without.
         meanwhile > 16 * 32
     });
+}
+
+/// A program with many queue pairs that has had nothing to do for a while is no longer looked at in
+/// each round while others have: it rings, and is served then.
+#[test]
+fn who_has_no_work_rings_while_others_have_some() {
+    const LENGTH: usize = 256 * 1024;
+    let router = node();
+    for n in [3, 4] {
+        router.add(n, Limits::default());
+    }
+    let (mut a, b) = support::pair([&router; 2], ibv::QPT_RC, LENGTH, |_| ());
+    let (mut c, mut d) = support::pair_of([&router; 2], [3, 4], ibv::QPT_RC, 64, |_| ());
+    more(&mut c, &mut d, 16, 0);
+    let work = sending(at(ibv::WR_RDMA_WRITE, 1, &b.buffer, b.key), &[a.whole()]);
+    let mut under_way = 0;
+    // Has some more done, and says how much was left: with nothing the router may have slept.
+    let mut go_on = || {
+        while a.sends.poll().is_some() {
+            under_way -= 1;
+        }
+        let left = under_way;
+        while under_way < 48 {
+            a.send(&work);
+            under_way += 1;
+        }
+        left
+    };
+    let rings = |end: &End| end.device.memory.word32(0).unwrap().load(Ordering::Relaxed) == 1;
+    go_on();
+    d.device.ringer.ring().unwrap();
+    eventually("a program that is to ring", || {
+        let is_idle = rings(&d);
+        if go_on() == 0 {
+            d.device.ringer.ring().unwrap();
+            return None;
+        }
+        is_idle.then_some(())
+    });
+    // What it rings for is done meanwhile.
+    d.post_receive(1, &[d.whole()]);
+    c.send(&sending(request(ibv::WR_SEND, 7), &[c.part(0, 8)]));
+    let completion = eventually("a message", || {
+        go_on();
+        d.receives.poll()
+    });
+    assert_eq!((completion.wr_id, completion.status), (1, ibv::WC_SUCCESS));
 }
 
 /// Whether an endpoint copies more than it may: 100 Mb/s.

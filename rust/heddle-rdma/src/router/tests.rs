@@ -31,13 +31,13 @@ fn a_wake_up_in_the_middle_of_the_last_look_is_not_lost() {
     let now = Instant::now();
     // Another thread has the baton while this one copies, or a turn of one context wakes the
     // other; and nothing came of the look itself.
-    let until = all.doze(0, now, |all, _| {
+    let until = all.doze(0, now, handles.to_vec(), |all, _| {
         assert_eq!(all.contexts(0, true), handles);
         all.objects.contexts.get_mut(handles[1]).unwrap().awake = true;
         false
     });
     assert_eq!((until, awake(&all, handles)), (Doze::Wakes, [false, true]));
-    let until = all.doze(0, now, |_, until| {
+    let until = all.doze(0, now, handles.to_vec(), |_, until| {
         *until = Some(now);
         false
     });
@@ -47,14 +47,14 @@ fn a_wake_up_in_the_middle_of_the_last_look_is_not_lost() {
 #[test]
 fn who_has_work_does_not_sleep() {
     let (mut all, handles) = with_two();
-    assert_eq!(all.doze(0, Instant::now(), |_, _| true), Doze::Wakes);
+    assert_eq!(all.doze(0, Instant::now(), handles.to_vec(), |_, _| true), Doze::Wakes);
     assert_eq!(awake(&all, handles), [true; 2]);
 }
 
 #[test]
 fn a_worker_that_serves_another_one_by_now_leaves_all_awake() {
     let (mut all, handles) = with_two();
-    let until = all.doze(0, Instant::now(), |all, _| {
+    let until = all.doze(0, Instant::now(), handles.to_vec(), |all, _| {
         all.worker.serve(7);
         false
     });

@@ -95,7 +95,8 @@ LRU_HASH(answered6_by_underlay, __be32, __u64, 16384);
 /* What packets without a tunnel need, of addresses that this processor saw lately: else each would
  * look for its route, its node and whether it is one of this node. Written and read by
  * tc/native.h. What has the same place in it pushes out. */
-#define NEAR_SLOTS 1024
+#define NEAR_BITS  8
+#define NEAR_SLOTS (4 << NEAR_BITS) /* of each address four: both ways, of both families */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, NEAR_SLOTS);

@@ -243,13 +243,12 @@ static __noinline __u32 refuse_other(struct __sk_buff *skb, __be32 own)
 {
 	__u32 start, at;
 
+	/* First: IPv6 of a network without is no forgery, and awaits checksums as any. */
+	if (protects(PROTECT_FRAMES) && (skb->vlan_present || skb->protocol != bpf_htons(ETH_P_ARP)))
+		return REASON_DROP_NOT_IP;
 	if (protects(PROTECT_CHECKSUM) && awaits_checksum(skb, &start, &at))
 		return REASON_DROP_FORGED_CHECKSUM;
-	if (!protects(PROTECT_FRAMES))
-		return REASON_NONE;
-	if (skb->vlan_present || skb->protocol != bpf_htons(ETH_P_ARP))
-		return REASON_DROP_NOT_IP;
-	return spoofs_arp(skb, own) ? REASON_DROP_SPOOFED_SOURCE : REASON_NONE;
+	return protects(PROTECT_FRAMES) && spoofs_arp(skb, own) ? REASON_DROP_SPOOFED_SOURCE : REASON_NONE;
 }
 
 /* Whether the IP packet at offset has a source of the node with underlay address sender, or is from

@@ -109,7 +109,7 @@ static __always_inline int from_endpoint_verdict(struct __sk_buff *skb)
 	int kind, verdict;
 	__u32 reason;
 
-	if (!has_index(skb, INDEX_CROSSING))
+	if (skb->tc_index != INDEX_CROSSING)
 		skb->tc_index = 0;
 	self = bpf_map_lookup_elem(&endpoint_by_ifindex, &ifindex);
 	kind = read_packet(skb, &p);

@@ -82,7 +82,9 @@ static __always_inline struct neighbour *neighbour_at(struct __sk_buff *skb, __b
 static __always_inline struct near_address *near_slot(const struct packet *p, __u32 way, bool *known)
 {
 	__be32 addr = way & NEAR_FROM ? p->ip.saddr : p->ip.daddr;
-	__u32 slot = (bpf_ntohl(addr) * 4 + p->ipv6 * NEAR_IPV6 + way) % NEAR_SLOTS;
+	/* All bits of the address count: the first containers of all nodes end alike. */
+	__u32 hash = bpf_ntohl(addr) * 0x9e3779b1u >> (32 - NEAR_BITS);
+	__u32 slot = hash * 4 + p->ipv6 * NEAR_IPV6 + way;
 	struct near_address *n = bpf_map_lookup_elem(&near_by_address, &slot);
 
 	*known = n && n->addr == addr && n->until > bpf_ktime_get_coarse_ns();
@@ -163,13 +165,13 @@ static __always_inline bool takes_native(const struct packet *p, struct endpoint
 }
 
 /* The node whose container, or gateway, sent packet p without a tunnel to an overlay address of
- * this node; 0: it is nothing of the kind. ep: as takes_native's. */
+ * this node; 0: it is nothing of the kind. ep: as takes_native's. *known: what was found of the
+ * source lately says so. */
 static __always_inline __be32 native_sender(const struct __sk_buff *skb, const struct packet *p,
-                                            struct endpoint **ep)
+                                            struct endpoint **ep, bool *known)
 {
 	struct near_address *near;
 	struct route *from;
-	bool known;
 
 	if (config_underlay_raw || config_underlay_inner || is_translated() || !p->ip.saddr ||
 	    skb->ifindex != config_underlay_ifindex || skb->pkt_type != PACKET_HOST_)
@@ -177,8 +179,8 @@ static __always_inline __be32 native_sender(const struct __sk_buff *skb, const s
 	/* What is tagged is of another segment. */
 	if (skb->vlan_present || native_until < bpf_ktime_get_coarse_ns())
 		return 0;
-	near = near_slot(p, NEAR_FROM, &known);
-	if (near && known)
+	near = near_slot(p, NEAR_FROM, known);
+	if (near && *known)
 		return takes_native(p, ep) ? near->node : 0;
 	from = route_to(p->ip.saddr);
 	if (!from || from->flags & (ROUTE_NODE_ADDR | ROUTE_ADOPTED) ||
@@ -222,18 +224,19 @@ static __always_inline int take_probe(struct __sk_buff *skb, const struct packet
 
 /* What becomes of packet p, which says that it is of a container of node; TC_ACT_UNSPEC: it is, and
  * may go on to its own. It is that node's if it has its hardware address, which is as much as an
- * outer source address says. */
-static __noinline int arrive_native(struct __sk_buff *skb, const struct packet *p, __be32 node)
+ * outer source address says. known: as native_sender has it; what has become old since is not asked
+ * about again, or it would be noted anew without its route. */
+static __noinline int arrive_native(struct __sk_buff *skb, const struct packet *p, __be32 node, bool known)
 {
 	struct near_address *near;
 	struct neighbour *n;
 	int i, differ = 0;
 	__u8 macs[12];
-	bool known;
+	bool recent;
 
 	if (!p)
 		return TC_ACT_SHOT;
-	near = near_slot(p, NEAR_FROM, &known);
+	near = near_slot(p, NEAR_FROM, &recent);
 	if (!known) {
 		n = neighbour_at(skb, node, bpf_ktime_get_coarse_ns());
 		if (n)

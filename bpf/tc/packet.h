@@ -30,7 +30,8 @@ struct packet {
 };
 
 /* skb->tc_index: what a program remembers of a packet from one hook to the next. Nothing else of
- * the node sets it, and what a container set from_endpoint clears. */
+ * the node sets it; what a container set from_endpoint clears, and of what another node set that
+ * shares the kernel, as in a lab, from_underlay clears what it trusts. */
 #define INDEX_OURS       0x4800
 #define INDEX_QUEUED     (INDEX_OURS | 1)  /* on its way through the shaping device */
 #define INDEX_SENT       (INDEX_OURS | 2)  /* counted for the container that sent it */

@@ -119,11 +119,13 @@ static __always_inline int from_underlay_verdict(struct __sk_buff *skb)
 	struct packet p;
 	struct flow_key k;
 	struct flow *flow;
-	bool plain = false;
+	bool plain = false, known = false;
 	__be32 sender;
 	int kind, verdict;
 	__u32 reason;
 
+	if (has_index(skb, INDEX_JUDGED))
+		skb->tc_index = 0;
 	if (is_translated() && skb->ifindex == config_outer_ifindex) {
 		kind = from_wire(skb);
 		if (kind != NOT_OF_NODES)
@@ -135,9 +137,9 @@ static __always_inline int from_underlay_verdict(struct __sk_buff *skb)
 	    p.ip.daddr == config_underlay)
 		return drop(REASON_DROP_PLAIN);
 	if (kind != PACKET_OTHER && p.ip.daddr != config_underlay) {
-		sender = native_sender(skb, &p, &ep);
+		sender = native_sender(skb, &p, &ep, &known);
 		if (sender) {
-			verdict = arrive_native(skb, &p, sender);
+			verdict = arrive_native(skb, &p, sender, known);
 			return verdict == TC_ACT_UNSPEC ? enter_native(skb, &p, kind, ep) : verdict;
 		}
 	}

@@ -211,10 +211,12 @@ func TestNative(t *testing.T) {
 		} else {
 			want[21]--
 		}
-		before := counters(t, n.Datapath)[native]
-		verdict, out := n.leaves(t, frame)
-		if verdict != actRedirect || counters(t, n.Datapath)[native] != before+1 || !bytes.Equal(out, want) {
-			t.Errorf("verdict %d, sent:\n%swant\n%s", verdict, hex.Dump(out), hex.Dump(want))
+		for _, which := range []string{"the first", "by what the first found"} {
+			before := counters(t, n.Datapath)[native]
+			verdict, out := n.leaves(t, frame)
+			if verdict != actRedirect || counters(t, n.Datapath)[native] != before+1 || !bytes.Equal(out, want) {
+				t.Errorf("%s: verdict %d, sent:\n%swant\n%s", which, verdict, hex.Dump(out), hex.Dump(want))
+			}
 		}
 	}
 	n.ip(t, "neigh", "replace", "192.0.2.77", "lladdr", "02:00:00:00:00:77", "dev", "under", "nud", "permanent")
@@ -231,6 +233,9 @@ func TestNativeArrives(t *testing.T) {
 	for without, forged := range map[uint64]uint32{0: actShot, 1 << model.ProtectOverlay: actRedirect} {
 		t.Run(fmt.Sprintf("without %#x", without), func(t *testing.T) {
 			n := nodeBOnANetwork(t, without)
+			if verdict, _ := n.receives(t, between(macC, macB, udp(overlayA, overlayB))); verdict != forged {
+				t.Errorf("first from another: verdict %d, want %d", verdict, forged)
+			}
 			came := between(macA, macB, udp(overlayA, overlayB))
 			want := between([]byte{2, 0x48, 0x45, 0, 0, 5}, []byte{2, 0x48, 0x43, 0, 0, 5}, bytes.Clone(came))
 			want[22]-- // hops
@@ -287,7 +292,14 @@ func byDevice(t *testing.T, n atNodeB) {
 	testutil.NoError(t, n.SetLimit(5, Limit{Ingress: Cap{Rate: 1, Class: 1}}))
 	arrives("a limit", between(macA, macB, udp(overlayA, overlayB)), true, heddleHeddleReasonREASON_ROUTE_LIMIT)
 	testutil.NoError(t, n.ClearLimit(5))
-	if verdict, out := n.receives(t, between(macA, macB, frame(overlayA, overlayB, 80, tcpSYN, nil))); verdict != actRedirect || out[2] != 0xc0 {
-		t.Errorf("a SYN: verdict %d, to %x", verdict, out[:6])
+	first := func(what string, flags byte) {
+		t.Helper()
+		if verdict, out := n.receives(t, between(macA, macB, frame(overlayA, overlayB, 80, flags, nil))); verdict != actRedirect || out[2] != 0xc0 {
+			t.Errorf("%s: verdict %d, to %x", what, verdict, out[:6])
+		}
 	}
+	first("a SYN", tcpSYN)
+	first("the answer to one", tcpSYN|tcpACK)
+	testutil.NoError(t, n.SetEndpoint(model.Endpoint{ID: 5, Name: "b", Addrs: []netip.Addr{overlayB}, Planes: intercepted(true)}, 0, ContainerSide{}))
+	first("data for an intercepted container", tcpACK)
 }

@@ -202,7 +202,8 @@ void naps(void)
 	IS(sched_setaffinity(0, sizeof(all), &all), 0);
 }
 
-/* A program that has no descriptors left, or no memory, is told so, and keeps its device. */
+/* A program that has no descriptors left, or no memory for a new completion queue, is told so, and
+ * keeps its device. One without memory for a queue's new size may lose it. */
 void scarce(void)
 {
 	open_all();

@@ -67,13 +67,14 @@ static void drop_room(const int *room, int count)
 }
 
 /* Takes as many descriptors as a reply will bring. A program that has none left is told so before
- * anything is asked for: a reply without them would be the end of its device. */
+ * anything is asked for: a reply without them would be the end of its device. None is in the place
+ * of a closed standard stream, to which another thread may write: EINVAL is a limit below. */
 static int hold_room(const struct context *c, int *room, int count)
 {
 	for (int i = 0; i < count; i++) {
-		room[i] = (int)syscall(SYS_fcntl, c->control, F_DUPFD_CLOEXEC, 0L);
+		room[i] = (int)syscall(SYS_fcntl, c->control, F_DUPFD_CLOEXEC, 3L);
 		if (room[i] < 0) {
-			int error = errno;
+			int error = errno == EINVAL ? EMFILE : errno;
 
 			drop_room(room, i);
 			return error;

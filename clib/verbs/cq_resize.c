@@ -87,7 +87,8 @@ static int grow(struct context *c, struct cq *cq, uint32_t cqe)
 	     !ring_consumer_attach(&ring, memory.base, memory.length, VERBS_CQ_RING, reply.capacity)))
 		error = EPROTO;
 	if (error) {
-		/* The router goes on where nobody looks. */
+		/* The router goes on where nobody looks, also if there is no memory for it here: the device
+		 * is lost. */
 		control_give_up(c);
 		memory_unmap(&memory);
 		free(all);

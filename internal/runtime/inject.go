@@ -201,7 +201,9 @@ func addBind(config object, b bind, to target) error {
 	if err != nil {
 		return err
 	}
-	options := []any{"bind", "nosuid"}
+	// Private: where the bundle has its root file system shared, what a container mounts over its
+	// own would be mounted over the node's.
+	options := []any{"bind", "private", "nosuid"}
 	if !b.device {
 		options = append(options, "nodev")
 	}

@@ -61,8 +61,8 @@ func TestInject(t *testing.T) {
 		want string
 	}{
 		"environment": {config["process"].(object)["env"], `["A=1","LD_PRELOAD=/dev/heddle-card.so","CARD=heddle0"]`},
-		"mounts": {config["mounts"].([]any)[2:], `[{"destination":"/dev/heddle-card.sock","options":["bind","nosuid","nodev"],"source":"/run/heddle/n1-c1.sock","type":"bind"},` +
-			`{"destination":"/dev/heddle-card.so","options":["bind","ro","nosuid","nodev"],"source":"` + dir + `/libheddle-card.so","type":"bind"}]`},
+		"mounts": {config["mounts"].([]any)[2:], `[{"destination":"/dev/heddle-card.sock","options":["bind","private","nosuid","nodev"],"source":"/run/heddle/n1-c1.sock","type":"bind"},` +
+			`{"destination":"/dev/heddle-card.so","options":["bind","ro","private","nosuid","nodev"],"source":"` + dir + `/libheddle-card.so","type":"bind"}]`},
 		"devices": {linux["devices"].([]any)[1:], `[{"fileMode":438,"gid":0,"major":1,"minor":3,"path":"/dev/cards/card0","type":"c","uid":0}]`},
 		"rules":   {linux["resources"].(object)["devices"], `[{"access":"rwm","allow":false},{"access":"rw","allow":true,"major":1,"minor":3,"type":"c"}]`},
 	} {

@@ -2,7 +2,6 @@ package runtime
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -46,11 +46,15 @@ func addLateVerbs(config object, to target) error {
 	return addHook(config, verbsCommand, root, to.socket, spin)
 }
 
+// isPlace tells the empty directory with this source.
+func isPlace(source string) func(entry object) bool {
+	return func(entry object) bool { return entry["type"] == "tmpfs" && entry["source"] == source }
+}
+
 // addPlace adds the empty directory over which the endpoint's socket is mounted later, unless it is
 // there: its source says when that is.
 func addPlace(config object, source string) (there bool, err error) {
-	same := func(entry object) bool { return entry["type"] == "tmpfs" && entry["source"] == source }
-	if there, err := taken(config, verbsInContainer, same); there || err != nil {
+	if there, err := taken(config, verbsInContainer, isPlace(source)); there || err != nil {
 		return there, err
 	}
 	mounts, err := readList(config, "config", "mounts")
@@ -65,12 +69,23 @@ func addPlace(config object, source string) (there bool, err error) {
 // addVerbsNow mounts the socket of its endpoint into a container that is about to be started, if it
 // has the place for it. A container that fails it does not start.
 func addVerbsNow(cmd commandLine, program string) error {
-	if !mayAwaitVerbs(cmd.root, cmd.id) {
+	if cmd.root == "" || cmd.id == "" {
+		return nil
+	}
+	known, wished := wishesVerbs(cmd.root, cmd.id)
+	if known && !wished {
 		return nil
 	}
 	state, err := exec.Command(program, "--root", cmd.root, "state", cmd.id).Output()
-	if err != nil {
+	if err != nil && !known {
 		return nil // for the real runtime to say
+	}
+	if err != nil {
+		said := ""
+		if exit := new(exec.ExitError); errors.As(err, &exit) {
+			said = string(bytes.TrimSpace(exit.Stderr))
+		}
+		return fmt.Errorf("ask for the state of a container that may wish for verbs: %w: %s", err, said)
 	}
 	args, err := lateArgs(state)
 	if args == nil || err != nil {
@@ -88,39 +103,47 @@ func addVerbsNow(cmd commandLine, program string) error {
 	return errors.Join(fmt.Errorf("%w: %s", err, bytes.TrimSpace(out)), kill)
 }
 
-// mayAwaitVerbs looks for verbsAtStart where the real runtime keeps what it was told of a
-// container. To ask the runtime itself for its state takes as long as all else that is done here,
-// for every container. The word may be there for another reason.
-func mayAwaitVerbs(root, id string) bool {
-	if root == "" || id == "" {
-		return false
-	}
-	for _, name := range []string{"state.json", "config.json"} { // runc's, crun's
+// wishesVerbs looks for the wish for verbs where real runtimes keep what they were told of a
+// container: runc, youki and crun. To ask the runtime for its state takes as long as all else that
+// is done here, for every container. The word may be there for another reason. Others' files are
+// not known.
+func wishesVerbs(root, id string) (known, wished bool) {
+	for _, name := range []string{"state.json", "config.json"} {
 		kept, err := os.ReadFile(filepath.Join(root, id, name))
-		if err == nil && bytes.Contains(kept, []byte(verbsAtStart)) {
-			return true
-		}
+		known = known || err == nil
+		wished = wished || bytes.Contains(kept, []byte(model.AnnotationVerbs))
 	}
-	return false
+	return known, wished
 }
 
 // lateArgs gives this program's arguments for a container with this state; none if it is not about
-// to be started, or its engine does not say that it is to have verbs: what may contain verbsAtStart
-// is not all the engine's.
+// to be started, or has no place for verbs in its bundle, which is the engine's.
 func lateArgs(state []byte) ([]string, error) {
-	var container struct {
-		Status      string            `json:"status"`
-		Annotations map[string]string `json:"annotations"`
-	}
+	var container struct{ Status, Bundle string }
 	if err := json.Unmarshal(state, &container); err != nil {
 		return nil, fmt.Errorf("state of the container: %w", err)
 	}
-	annotations := container.Annotations
-	if container.Status != "created" || annotations[model.AnnotationVerbs] != "true" {
+	if container.Status != "created" {
 		return nil, nil
 	}
-	socket := cmp.Or(os.Getenv(EnvSocket), annotations[AnnotationSocket], DefaultSocket)
-	return []string{verbsCommand, "/", socket, annotations[model.AnnotationVerbsSpin]}, nil
+	config, err := readConfig(filepath.Join(container.Bundle, "config.json"))
+	if err != nil {
+		return nil, err
+	}
+	annotations, err := readObject(config, "annotations", "annotations")
+	if err != nil || annotations[model.AnnotationVerbs] != "true" || isSandbox(config) {
+		return nil, err
+	}
+	mounts, err := readList(config, "config", "mounts")
+	if err != nil || !slices.ContainsFunc(mounts, func(e any) bool {
+		entry, _ := e.(object)
+		return entry["destination"] == verbsInContainer && isPlace(verbsAtStart)(entry)
+	}) {
+		return nil, err
+	}
+	to, err := targetOf(config, container.Bundle, os.Getenv(EnvSocket))
+	spin, _ := annotations[model.AnnotationVerbsSpin].(string)
+	return []string{verbsCommand, "/", to.socket, spin}, err
 }
 
 // lateVerbs mounts the socket of its endpoint into the container of this state, whose root file
@@ -142,7 +165,13 @@ func lateVerbs(root, socket, spin string, state io.Reader) error {
 		micros := uint32(n)
 		wish = &micros
 	}
-	found, err := inNetns(filepath.Dir(socket), fmt.Sprintf("/proc/%d/ns/net", container.Pid))
+	network, mounts, err := openNamespaces(container.Pid)
+	if err != nil {
+		return err
+	}
+	defer network.Close()
+	defer mounts.Close()
+	found, err := inNetns(filepath.Dir(socket), fmt.Sprintf("/proc/self/fd/%d", network.Fd()))
 	if err != nil {
 		return err
 	}
@@ -152,15 +181,33 @@ func lateVerbs(root, socket, spin string, state io.Reader) error {
 	if err := haveVerbs(found[0], socket, wish, libraryDirs()); err != nil {
 		return err
 	}
-	if err := mountInto(container.Pid, root, verbsInContainer, folder.Of(socket, found[0].ID)); err != nil {
+	if err := mountInto(mounts, root, verbsInContainer, folder.Of(socket, found[0].ID)); err != nil {
 		return fmt.Errorf("mount the endpoint's socket into the container: %w", err)
 	}
 	return nil
 }
 
+// openNamespaces opens the network and mount namespaces of a container's first process. The agent
+// may take its time to answer: the process may have ended by then, and another have its number.
+func openNamespaces(pid int) (network, mounts *os.File, err error) {
+	process, err := os.Open(fmt.Sprintf("/proc/%d", pid))
+	if err == nil {
+		defer process.Close()
+		network, err = os.Open(fmt.Sprintf("/proc/self/fd/%d/ns/net", process.Fd()))
+	}
+	if err == nil {
+		mounts, err = os.Open(fmt.Sprintf("/proc/self/fd/%d/ns/mnt", process.Fd()))
+	}
+	if err != nil {
+		_ = network.Close() // a nil one, too
+		return nil, nil, fmt.Errorf("the container's first process may have ended: %w", err)
+	}
+	return network, mounts, nil
+}
+
 // mountInto mounts source, of this mount namespace, read-only at a directory of a container whose
-// root file system is at root in the mount namespace of pid. It leaves the calling thread there.
-func mountInto(pid int, root, at, source string) error {
+// root file system is at root in its mount namespace. It leaves the calling thread there.
+func mountInto(mounts *os.File, root, at, source string) error {
 	tree, err := unix.OpenTree(unix.AT_FDCWD, source, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 	if err != nil {
 		return fmt.Errorf("take %s: %w", source, err)
@@ -175,7 +222,7 @@ func mountInto(pid int, root, at, source string) error {
 	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &attr); err != nil {
 		return fmt.Errorf("make it read-only and private: %w", err)
 	}
-	if err := procnet.EnterMounts(pid); err != nil {
+	if err := procnet.EnterMounts(mounts); err != nil {
 		return fmt.Errorf("enter the container's mount namespace: %w", err)
 	}
 	top, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)

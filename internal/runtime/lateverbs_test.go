@@ -1,22 +1,26 @@
 package runtime
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	goruntime "runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/testutil"
 )
 
-// onNode calls f in a mount namespace that stands for the node's, and gives it the pid of a process
-// in another one, a container's.
-func onNode(t *testing.T, f func(container int)) {
+// onNode calls f in a mount namespace that stands for the node's, and gives it another one, a
+// container's.
+func onNode(t *testing.T, f func(container *os.File)) {
 	t.Helper()
 	testutil.NeedRoot(t, "mounts")
 	done := make(chan struct{})
@@ -38,7 +42,14 @@ func onNode(t *testing.T, f func(container int)) {
 			return
 		}
 		defer func() { _, _ = process.Process.Kill(), process.Wait() }()
-		f(process.Process.Pid)
+		network, mounts, err := openNamespaces(process.Process.Pid)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer network.Close()
+		defer mounts.Close()
+		f(mounts)
 	}()
 	<-done
 }
@@ -64,7 +75,7 @@ func TestMountIntoIsPrivate(t *testing.T) {
 	root, source := t.TempDir(), t.TempDir()
 	place := filepath.Join(root, "place")
 	testutil.NoError(t, os.Mkdir(place, 0o755))
-	onNode(t, func(container int) {
+	onNode(t, func(container *os.File) {
 		must := func(what string, err error) {
 			if err != nil {
 				t.Errorf("%s: %v", what, err)
@@ -86,5 +97,87 @@ func TestMountIntoIsPrivate(t *testing.T) {
 		if lines := mountsAt(t, source); len(lines) != 1 {
 			t.Errorf("the node has %q", lines)
 		}
+		must("link", os.Symlink(place, filepath.Join(root, "link")))
+		if err := mountInto(container, root, "/link", source); !errors.Is(err, unix.ELOOP) {
+			t.Errorf("an image's link is followed: %v", err)
+		}
 	})
+}
+
+// TestEndedBeforeItsVerbs: a container whose process ended before it had its verbs is not one
+// without a network.
+func TestEndedBeforeItsVerbs(t *testing.T) {
+	process := exec.Command("true")
+	testutil.NoError(t, process.Start())
+	defer process.Wait()
+	testutil.NoError(t, unix.Waitid(unix.P_PID, process.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil))
+	state := strings.NewReader(fmt.Sprintf(`{"pid":%d}`, process.Process.Pid))
+	if err := lateVerbs("/", filepath.Join(t.TempDir(), "s"), "", state); err == nil || !strings.Contains(err.Error(), "may have ended") {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestStateOfWhoWishesVerbs: a container does not start without the verbs that it may wish for; of
+// what no file is known the real runtime says itself that it is not there.
+func TestStateOfWhoWishesVerbs(t *testing.T) {
+	root := t.TempDir()
+	runtime := filepath.Join(root, "runtime")
+	testutil.NoError(t, os.WriteFile(runtime, []byte("#!/bin/sh\necho no memory >&2\nexit 1\n"), 0o755))
+	for id, file := range map[string]string{"wishes": model.AnnotationVerbs, "does not": "{}"} {
+		testutil.NoError(t, os.Mkdir(filepath.Join(root, id), 0o755))
+		testutil.NoError(t, os.WriteFile(filepath.Join(root, id, "state.json"), []byte(file), 0o600))
+	}
+	for id, fails := range map[string]bool{"wishes": true, "does not": false, "unknown": false} {
+		err := addVerbsNow(commandLine{root: root, id: id}, runtime)
+		if (err != nil) != fails || fails && !strings.Contains(err.Error(), "no memory") {
+			t.Errorf("%s: %v", id, err)
+		}
+	}
+}
+
+// TestWishesVerbs: what real runtimes keep says which containers may wish for verbs.
+func TestWishesVerbs(t *testing.T) {
+	root := t.TempDir()
+	for id, file := range map[string]string{"runc": "state.json", "crun": "config.json", "other": "options.json"} {
+		testutil.NoError(t, os.Mkdir(filepath.Join(root, id), 0o755))
+		testutil.NoError(t, os.WriteFile(filepath.Join(root, id, file), []byte(`{"`+model.AnnotationVerbs+`":"true"}`), 0o600))
+	}
+	testutil.NoError(t, os.WriteFile(filepath.Join(root, "crun", "state.json"), []byte("{}"), 0o600))
+	for id, want := range map[string]bool{"runc": true, "crun": true, "other": false, "none": false} {
+		if known, wished := wishesVerbs(root, id); known != want || wished != want {
+			t.Errorf("%s: known %v, wished %v", id, known, wished)
+		}
+	}
+}
+
+// TestLateArgs: who may have verbs its bundle says, which is its engine's. A container that has its
+// socket already gets no second one, and one that only holds a pod's namespaces none.
+func TestLateArgs(t *testing.T) {
+	t.Setenv(EnvSocket, "")
+	const verbs, place = `"io.heddle.verbs":"true"`, `"destination":"/dev/heddle-verbs","type":"tmpfs","source":"` + verbsAtStart + `"`
+	for _, c := range []struct {
+		status, annotations, mount string
+		want                       []string
+	}{
+		{"created", verbs, place, []string{verbsCommand, "/", DefaultSocket, ""}},
+		{"created", verbs + `,"io.heddle.verbs-spin-us":"7","io.heddle.seccomp-socket":"/s"`, place, []string{verbsCommand, "/", "/s", "7"}},
+		{"running", verbs, place, nil},
+		{"created", `"io.heddle.verbs":"false"`, place, nil},
+		{"created", "", place, nil},
+		{"created", verbs + `,"io.kubernetes.cri.container-type":"sandbox"`, place, nil},
+		{"created", verbs + `,"note":"` + verbsAtStart + `"`, `"destination":"/dev/heddle-verbs","type":"bind","source":"/run/heddle/verbs/7"`, nil},
+		{"created", verbs, strings.Replace(place, verbsAtStart, verbsAtStart+"s", 1), nil},
+		{"created", verbs, strings.Replace(place, "/dev/heddle-verbs", "/tmp", 1), nil},
+	} {
+		dir := bundle(t, `{"annotations":{`+c.annotations+`},"mounts":[{`+c.mount+`}]}`)
+		got, err := lateArgs([]byte(`{"status":"` + c.status + `","bundle":"` + dir + `"}`))
+		if err != nil || !slices.Equal(got, c.want) {
+			t.Errorf("%+v: %q, %v", c, got, err)
+		}
+	}
+	for _, state := range []string{"no state", `{"status":"created","bundle":"/nowhere"}`} {
+		if _, err := lateArgs([]byte(state)); err == nil {
+			t.Errorf("%s has arguments", state)
+		}
+	}
 }

@@ -78,10 +78,10 @@ func TestInjectVerbs(t *testing.T) {
 		got[m["destination"].(string)] = m["source"].(string) + string(options)
 	}
 	want := map[string]string{
-		"/usr/lib/x86_64-linux-gnu/libibverbs.so.1": library + `["bind","ro","nosuid","nodev"]`,
-		"/dev/heddle-verbs":                         folder.Of(socket, 7) + `["bind","ro","nosuid","nodev","noexec"]`,
-		"/dev/infiniband/uverbs0":                   `/dev/null["bind","nosuid","noexec"]`,
-		"/dev/infiniband/rdma_cm":                   `/dev/null["bind","nosuid","noexec"]`,
+		"/usr/lib/x86_64-linux-gnu/libibverbs.so.1": library + `["bind","ro","private","nosuid","nodev"]`,
+		"/dev/heddle-verbs":                         folder.Of(socket, 7) + `["bind","ro","private","nosuid","nodev","noexec"]`,
+		"/dev/infiniband/uverbs0":                   `/dev/null["bind","private","nosuid","noexec"]`,
+		"/dev/infiniband/rdma_cm":                   `/dev/null["bind","private","nosuid","noexec"]`,
 	}
 	if !maps.Equal(got, want) || len(config["mounts"].([]any)) != 5 {
 		t.Errorf("mounts %v, want %v", got, want)
@@ -190,40 +190,6 @@ func TestInjectVerbsAtStart(t *testing.T) {
 	}
 	if !slices.Equal(places, []string{"tmpfs " + verbsAtStart}) || len(config["mounts"].([]any)) != 5 {
 		t.Errorf("places %q, mounts %v", places, config["mounts"])
-	}
-}
-
-// TestLateArgs: who may have verbs its engine says; the word in what the runtime keeps may come from
-// who writes the container's arguments.
-func TestLateArgs(t *testing.T) {
-	t.Setenv(EnvSocket, "")
-	root := t.TempDir()
-	for id, file := range map[string]string{"runc": "state.json", "crun": "config.json", "other": "options.json"} {
-		testutil.NoError(t, os.Mkdir(filepath.Join(root, id), 0o755))
-		testutil.NoError(t, os.WriteFile(filepath.Join(root, id, file), []byte(`{"source":"`+verbsAtStart+`"}`), 0o600))
-		if got := mayAwaitVerbs(root, id); got != (id != "other") {
-			t.Errorf("%s: %v", id, got)
-		}
-	}
-	if mayAwaitVerbs(root, "none") || mayAwaitVerbs("", "runc") || mayAwaitVerbs(filepath.Join(root, "runc"), "") {
-		t.Error("a container that there is not waits for verbs")
-	}
-	for _, c := range []struct {
-		state string
-		want  []string
-	}{
-		{`{"status":"created","annotations":{"io.heddle.verbs":"true"}}`, []string{verbsCommand, "/", DefaultSocket, ""}},
-		{`{"status":"created","annotations":{"io.heddle.verbs":"true","io.heddle.verbs-spin-us":"7","io.heddle.seccomp-socket":"/s"}}`, []string{verbsCommand, "/", "/s", "7"}},
-		{`{"status":"running","annotations":{"io.heddle.verbs":"true"}}`, nil},
-		{`{"status":"created","annotations":{"io.heddle.verbs":"false"}}`, nil},
-		{`{"status":"created"}`, nil},
-	} {
-		if got, err := lateArgs([]byte(c.state)); err != nil || !slices.Equal(got, c.want) {
-			t.Errorf("%s: %q, %v", c.state, got, err)
-		}
-	}
-	if _, err := lateArgs([]byte("no state")); err == nil {
-		t.Error("what is no state is taken for one")
 	}
 }
 

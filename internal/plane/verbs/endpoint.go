@@ -50,12 +50,17 @@ func (ep *endpoint) listen() error {
 	if err := os.MkdirAll(ep.dir, 0o755); err != nil {
 		return err
 	}
-	// Containers' users go through it, whatever this process's umask says. Others do not reach it:
-	// the folder above is root's.
-	if err := os.Chmod(ep.dir, 0o755); err != nil {
+	dir, err := openOwn(ep.dir)
+	if err != nil {
 		return err
 	}
-	path := filepath.Join(ep.dir, folder.Socket)
+	defer dir.Close()
+	// Containers' users go through it, whatever this process's umask says. Others do not reach it:
+	// the folder above is root's.
+	if err := dir.Chmod(0o755); err != nil {
+		return err
+	}
+	path := fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), folder.Socket)
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -63,17 +68,35 @@ func (ep *endpoint) listen() error {
 	if err != nil {
 		return fmt.Errorf("socket: %w", err)
 	}
-	listener := os.NewFile(uintptr(fd), path)
+	listener := os.NewFile(uintptr(fd), filepath.Join(ep.dir, folder.Socket))
 	if err = unix.Bind(fd, &unix.SockaddrUnix{Name: path}); err == nil {
 		if err = os.Chmod(path, 0o666); err == nil {
 			err = unix.Listen(fd, unix.SOMAXCONN)
 		}
 	}
 	if err != nil {
-		return errors.Join(fmt.Errorf("listen at %s: %w", path, err), listener.Close())
+		return errors.Join(fmt.Errorf("listen at %s: %w", listener.Name(), err), listener.Close())
 	}
 	ep.listener = listener
 	return nil
+}
+
+// openOwn opens a folder that is on the same file system as the one above, this process's own:
+// whatever were mounted over it would be somebody else's to change.
+func openOwn(path string) (*os.File, error) {
+	above, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return nil, err
+	}
+	defer above.Close()
+	fd, err := unix.Openat2(int(above.Fd()), filepath.Base(path), &unix.OpenHow{
+		Flags:   unix.O_DIRECTORY | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_XDEV,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", path, err)
+	}
+	return os.NewFile(uintptr(fd), path), nil
 }
 
 // close gives up what the agent has open of it.

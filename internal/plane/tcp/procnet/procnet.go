@@ -111,7 +111,12 @@ func Mounts(dir string) ([]Mount, error) {
 // image has made of these paths is not followed out of root. It leaves the calling thread in that
 // namespace.
 func Cover(pid int, root string) error {
-	if err := EnterMounts(pid); err != nil {
+	mounts, err := os.Open(fmt.Sprintf("/proc/%d/ns/mnt", pid))
+	if err != nil {
+		return fmt.Errorf("open the container's mount namespace: %w", err)
+	}
+	defer mounts.Close()
+	if err := EnterMounts(mounts); err != nil {
 		return fmt.Errorf("enter the container's mount namespace: %w", err)
 	}
 	at, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -141,16 +146,11 @@ func Cover(pid int, root string) error {
 	return nil
 }
 
-// EnterMounts brings the calling goroutine, for good, into the mount namespace of a process.
-func EnterMounts(pid int) error {
-	ns, err := unix.Open(fmt.Sprintf("/proc/%d/ns/mnt", pid), unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(ns)
+// EnterMounts brings the calling goroutine, for good, into a mount namespace.
+func EnterMounts(namespace *os.File) error {
 	runtime.LockOSThread()
 	// Other threads keep their root and working directory.
-	return errors.Join(unix.Unshare(unix.CLONE_FS), unix.Setns(ns, unix.CLONE_NEWNS))
+	return errors.Join(unix.Unshare(unix.CLONE_FS), unix.Setns(int(namespace.Fd()), unix.CLONE_NEWNS))
 }
 
 // openLink opens a symbolic link below root, not what it leads to; on a file system of the given

@@ -135,6 +135,22 @@ func TestStateOfWhoWishesVerbs(t *testing.T) {
 	}
 }
 
+// TestOfARuntimeOfOtherFiles: a real runtime whose files are not known is asked which bundle the
+// container has.
+func TestOfARuntimeOfOtherFiles(t *testing.T) {
+	t.Setenv(envWrapper, "1")
+	dir := bundle(t, `{"annotations":{"io.heddle.verbs":"true"},"mounts":[{"destination":"/dev/heddle-verbs","type":"tmpfs","source":"`+verbsAtStart+`"}]}`)
+	runtime := filepath.Join(dir, "runtime")
+	script := "#!/bin/sh\n[ $3 = kill ] && touch $2/killed && exit\necho '" + `{"status":"created","pid":0,"bundle":"` + dir + `"}'` + "\n"
+	testutil.NoError(t, os.WriteFile(runtime, []byte(script), 0o755))
+	err := addVerbsNow(commandLine{root: dir, id: "c"}, runtime)
+	if err == nil || !strings.Contains(err.Error(), "may have ended") { // by the process that mounts: there is no pid 0
+		t.Errorf("%v", err)
+	}
+	_, err = os.Stat(filepath.Join(dir, "killed"))
+	testutil.NoError(t, err)
+}
+
 // TestWishesVerbs: what real runtimes keep says which containers may wish for verbs.
 func TestWishesVerbs(t *testing.T) {
 	root := t.TempDir()

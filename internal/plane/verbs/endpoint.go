@@ -81,22 +81,40 @@ func (ep *endpoint) listen() error {
 	return nil
 }
 
-// openOwn opens a folder that is on the same file system as the one above, this process's own:
-// whatever were mounted over it would be somebody else's to change.
+// openOwn opens a folder that is of the same mount as the one above, this process's own: whatever
+// were mounted over it would be somebody else's to change. Not by openat2, which systemd takes from
+// services that may set no set-user-id bits.
 func openOwn(path string) (*os.File, error) {
 	above, err := os.Open(filepath.Dir(path))
 	if err != nil {
 		return nil, err
 	}
 	defer above.Close()
-	fd, err := unix.Openat2(int(above.Fd()), filepath.Base(path), &unix.OpenHow{
-		Flags:   unix.O_DIRECTORY | unix.O_CLOEXEC,
-		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_XDEV,
-	})
+	fd, err := unix.Openat(int(above.Fd()), filepath.Base(path), unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", path, err)
 	}
-	return os.NewFile(uintptr(fd), path), nil
+	dir := os.NewFile(uintptr(fd), path)
+	if err := sameMount(above, dir); err != nil {
+		return nil, errors.Join(fmt.Errorf("open %s: %w", path, err), dir.Close())
+	}
+	return dir, nil
+}
+
+// sameMount gives EXDEV for files of two mounts.
+func sameMount(a, b *os.File) error {
+	var mounts [2]uint64
+	for i, f := range []*os.File{a, b} {
+		var found unix.Statx_t
+		if err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_MNT_ID, &found); err != nil {
+			return err
+		}
+		mounts[i] = found.Mnt_id
+	}
+	if mounts[0] != mounts[1] {
+		return unix.EXDEV
+	}
+	return nil
 }
 
 // close gives up what the agent has open of it.

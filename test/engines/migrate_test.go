@@ -123,6 +123,11 @@ def hold(family, addr):
     s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     s.connect((addr, 80))
     s.sendall(b"GET /big HTTP/1.0\r\n\r\n")
+    got = b""
+    while b"\r\n\r\n" not in got: # a server that is killed behind its head has nothing more to send
+        b = s.recv(1)
+        if not b: raise ValueError("no page")
+        got += b
     s.recv(1)
     return s
 

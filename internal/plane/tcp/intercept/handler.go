@@ -59,8 +59,8 @@ type Config struct {
 	// returns. Nil means that containers get their sockets one by one, also those that may have
 	// several at a time (batch.go).
 	ListenElsewhere func(*os.File) error
-	// ReadyPerFamily is how many sockets are made ahead for each endpoint and address family in
-	// use. 0 means DefaultReadyPerFamily, less than 0 none.
+	// ReadyPerFamily is how many sockets at most are made ahead for each endpoint and address
+	// family in use. 0 means DefaultReadyPerFamily, less than 0 none.
 	ReadyPerFamily int
 	// MaxReady bounds the sockets made ahead for all endpoints. 0 means DefaultMaxReady.
 	MaxReady int
@@ -128,6 +128,7 @@ func New(cfg Config) (_ *Handler, err error) {
 	}
 	h.prefiller = prefiller{
 		log: cfg.Log, maker: cfg.Maker, target: max(cfg.ReadyPerFamily, 0), max: int64(cfg.MaxReady),
+		pools: map[*socketPool]bool{},
 		queue: make(chan *socketPool, prefillQueueCapacity), batches: make(chan *filling, prefillQueueCapacity), filled: &h.batchSockets,
 		failed: func(id model.EndpointID, err error) {
 			if errors.Is(err, errLingers) {

@@ -353,7 +353,7 @@ func TestIdentityFailsClosed(t *testing.T) {
 	if o := known.tcp(unix.AF_INET); o.Errno != 0 {
 		t.Errorf("known endpoint: %v", unix.Errno(o.Errno))
 	}
-	eventually(t, "pool is filled", func() bool { return s.Stats().Ready > DefaultReadyPerFamily/2 })
+	eventually(t, "pool is filled", func() bool { return s.Stats().Ready >= firstReady-1 })
 	s.Forget(testEndpoint)
 	// One may just be being made.
 	eventually(t, "pool is closed", func() bool { return s.Stats().Ready == 0 })

@@ -2,8 +2,10 @@ package intercept
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -90,11 +92,28 @@ type socketPool struct {
 	endpoint model.EndpointID
 	family   int
 	queued   atomic.Bool // on the prefiller's queue; keeps it there once
+	asked    time.Time   // when it was filled last; the prefiller's own
 
 	mu     sync.Mutex // guards the rest; never held across a system call
 	ready  []socket
+	limit  int           // how many it was to have when it was filled last
+	used   bool          // somebody took one, or wanted to
 	want   socketOptions // of the latest caller: the prefiller's guess for the next
 	closed bool
+}
+
+// isUsed reports whether somebody took a socket, or wanted to.
+func (p *socketPool) isUsed() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.used
+}
+
+// isClosed reports whether the pool is empty for good.
+func (p *socketPool) isClosed() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.closed
 }
 
 // lastOwner is the owner that the latest caller had: the guess for the next.
@@ -111,19 +130,32 @@ func (p *socketPool) learn(want socketOptions) {
 	p.want = want
 }
 
-// take removes a ready socket and reports how many are left. The newest first: its memory is
-// warmest.
-func (p *socketPool) take(want socketOptions) (s socket, left int, ok bool) {
+// take removes a ready socket and reports how many are left, of how many. The newest first: its
+// memory is warmest.
+func (p *socketPool) take(want socketOptions) (s socket, left, limit int, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.want = want
+	p.want, p.used = want, true
 	n := len(p.ready)
 	if n == 0 {
-		return socket{}, 0, false
+		return socket{}, 0, p.limit, false
 	}
 	s = p.ready[n-1]
 	p.ready = p.ready[:n-1]
-	return s, n - 1, true
+	return s, n - 1, p.limit, true
+}
+
+// giveUp removes the sockets beyond so many, the oldest first.
+func (p *socketPool) giveUp(keeps int) []socket {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := len(p.ready) - keeps
+	if n <= 0 {
+		return nil
+	}
+	given := slices.Clone(p.ready[:n])
+	p.ready = slices.Delete(p.ready, 0, n)
+	return given
 }
 
 // put adds a ready socket. It reports false, and the caller keeps the socket, if the pool holds
@@ -138,15 +170,16 @@ func (p *socketPool) put(s socket, limit int) bool {
 	return true
 }
 
-// shortfall reports how many sockets are missing to target and what the next caller will probably
-// want.
-func (p *socketPool) shortfall(target int) (int, socketOptions) {
+// shortfall notes how many sockets the pool is to have, and reports how many are missing and what
+// the next caller will probably want.
+func (p *socketPool) shortfall(limit int) (int, socketOptions) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
 		return 0, socketOptions{}
 	}
-	return target - len(p.ready), p.want
+	p.limit = limit
+	return limit - len(p.ready), p.want
 }
 
 // close empties the pool for good and returns what was in it.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"runtime"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -20,7 +21,7 @@ import (
 type prefiller struct {
 	log     *slog.Logger
 	maker   SocketMaker
-	target  int          // sockets a pool is filled up to; 0 turns pools off
+	target  int          // sockets that a pool has at most; 0 turns pools off
 	max     int64        // ready sockets of all pools together
 	total   atomic.Int64 // sockets in pools, or being made for one
 	queue   chan *socketPool
@@ -34,6 +35,9 @@ type prefiller struct {
 	turns      uint64          // how many there have been; run's own
 	filled     *atomic.Uint64  // counts what it put into batches
 	interrupts *interruptTimer // of run's thread; nil: its close() may wait
+
+	mu    sync.Mutex           // guards pools; never held across a system call
+	pools map[*socketPool]bool // that share max (sharing.go)
 }
 
 // A prefiller that had something to do looks again after prefillPause, and sleeps when it found
@@ -177,11 +181,13 @@ func (r *prefiller) prefillQueued(ctx context.Context) (made bool) {
 	return made
 }
 
-// prefill brings one pool to the target, or to what the common limit leaves.
+// prefill brings one pool to what it may have now, or to what the common limit leaves.
 func (r *prefiller) prefill(ctx context.Context, p *socketPool) (made int, err error) {
-	for missing, want := p.shortfall(r.target); made < missing && ctx.Err() == nil; made++ {
-		if r.total.Add(1) > r.max {
-			r.total.Add(-1)
+	r.join(p)
+	now := time.Now()
+	limit, busy := r.limit(p, now)
+	for missing, want := p.shortfall(limit); made < missing && ctx.Err() == nil; made++ {
+		if !r.room(busy, now) {
 			return made, nil
 		}
 		s, err := makeSocket(r.maker, p.endpoint, p.family)
@@ -213,16 +219,16 @@ const (
 
 // take gets a ready socket for a caller, or makes one on the spot. ready says which.
 func (r *prefiller) take(p *socketPool, want socketOptions) (s socket, ready bool, prefill need, err error) {
-	s, left, ready := p.take(want)
+	s, left, limit, ready := p.take(want)
 	if !ready {
 		s, err = makeSocket(r.maker, p.endpoint, p.family)
 		return s, false, needNow, err
 	}
 	r.total.Add(-1)
 	switch {
-	case left == r.target/4: // once on the way down: the prefiller may be long in coming
+	case left == limit/4: // once on the way down: the prefiller may be long in coming
 		prefill = needNow
-	case left <= r.target/2:
+	case left <= limit/2:
 		prefill = needSoon
 	}
 	return s, true, prefill, nil
@@ -242,6 +248,7 @@ func (r *prefiller) drop(of *pools) {
 		for _, s := range p.close() {
 			r.discard(s)
 		}
+		r.leave(p)
 	}
 }
 

@@ -58,7 +58,7 @@ func testPools(id model.EndpointID) *pools { return newPools(&trap.Endpoint{ID: 
 
 func TestSocketPool(t *testing.T) {
 	m := &testMaker{}
-	r := &prefiller{log: slog.Default(), maker: m, target: 4, max: 6, queue: make(chan *socketPool, 1), wakeFD: -1}
+	r := &prefiller{log: slog.Default(), maker: m, target: 4, max: 6, pools: map[*socketPool]bool{}, queue: make(chan *socketPool, 1), wakeFD: -1}
 	e := testPools(testEndpoint)
 	ctx := context.Background()
 	own := task.Self()
@@ -110,7 +110,7 @@ func TestPrefiller(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &prefiller{log: slog.Default(), maker: &testMaker{}, target: 4, max: 100, queue: make(chan *socketPool, 1), wakeFD: wakeFD,
+	r := &prefiller{log: slog.Default(), maker: &testMaker{}, target: 4, max: 100, pools: map[*socketPool]bool{}, queue: make(chan *socketPool, 1), wakeFD: wakeFD,
 		failed: func(_ model.EndpointID, err error) { t.Error(err) }}
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan struct{})

@@ -44,9 +44,9 @@ func (c *caller) close() {
 }
 
 // callerOf looks at thread tid and the file it has at number fd. errno is what its ioctl must fail
-// with if that is no file or none that ioctls of sockets are for. All of it may be another task's
-// if tid has died: the caller checks.
-func callerOf(p task.Proc, tid uint32, fd int32) (c *caller, errno unix.Errno, err error) {
+// with if that is no file or none that ioctls of sockets are for: epoll on an epoll instance. All
+// of it may be another task's if tid has died: the caller checks.
+func callerOf(p task.Proc, tid uint32, fd int32, epoll unix.Errno) (c *caller, errno unix.Errno, err error) {
 	c = &caller{task: -1, netns: -1}
 	defer func() {
 		if err != nil {
@@ -54,7 +54,7 @@ func callerOf(p task.Proc, tid uint32, fd int32) (c *caller, errno unix.Errno, e
 		}
 	}()
 	dir := strconv.FormatUint(uint64(tid), 10)
-	if errno, err = fileKind(p, dir, fd); errno != 0 || err != nil {
+	if errno, err = fileKind(p, dir, fd, epoll); errno != 0 || err != nil {
 		return c, errno, err
 	}
 	if err := c.readStatus(p, dir); err != nil {
@@ -84,7 +84,7 @@ func callerOf(p task.Proc, tid uint32, fd int32) (c *caller, errno unix.Errno, e
 // fileKind says with what errno an ioctl of sockets fails on a thread's file, before anything
 // touches the file: 0 for sockets and TUN devices. Files of other kinds are left alone: to close
 // one may make a file system wait.
-func fileKind(p task.Proc, dir string, fd int32) (unix.Errno, error) {
+func fileKind(p task.Proc, dir string, fd int32, epoll unix.Errno) (unix.Errno, error) {
 	if fd < 0 {
 		return unix.EBADF, nil
 	}
@@ -97,7 +97,8 @@ func fileKind(p task.Proc, dir string, fd int32) (unix.Errno, error) {
 	if err != nil {
 		return 0, fmt.Errorf("descriptor %d: %w", fd, err)
 	}
-	if link := string(buf[:n]); isSocketLink(link) || strings.HasSuffix(link, "/net/tun") {
+	link := string(buf[:n])
+	if isSocketLink(link) || strings.HasSuffix(link, "/net/tun") {
 		return 0, nil
 	}
 	// Who could read or write it has not opened it as a path only. What fdinfo says of those may
@@ -106,6 +107,9 @@ func fileKind(p task.Proc, dir string, fd int32) (unix.Errno, error) {
 	if err := unix.Fstatat(int(p), dir+"/fd/"+number, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return 0, fmt.Errorf("descriptor %d: %w", fd, err)
 	} else if st.Mode&(unix.S_IRUSR|unix.S_IWUSR) != 0 {
+		if link == "anon_inode:[eventpoll]" {
+			return epoll, nil
+		}
 		return unix.ENOTTY, nil
 	}
 	info, err := p.Read(dir + "/fdinfo/" + number)

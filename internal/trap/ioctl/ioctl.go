@@ -10,6 +10,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"math"
 	"strings"
 	"sync/atomic"
@@ -178,7 +179,8 @@ func readArguments(tid uint32, c call) (m memory, err error) {
 type Handler struct {
 	cfg    Config
 	proc   task.Proc
-	netns  uint64 // inode of the agent's own network namespace
+	netns  uint64     // inode of the agent's own network namespace
+	epoll  unix.Errno // what ioctls of sockets on an epoll instance fail with
 	failed trap.Reason
 	made   atomic.Uint64
 }
@@ -201,7 +203,22 @@ func New(cfg Config) (_ *Handler, err error) {
 		h.proc.Close()
 		return nil, err
 	}
+	if h.epoll, err = epollErrno(); err != nil {
+		h.proc.Close()
+		return nil, err
+	}
 	return h, nil
+}
+
+// epollErrno asks the kernel: it is ENOTTY, as of other files, but EINVAL since Linux 6.9.
+func epollErrno() (unix.Errno, error) {
+	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return 0, fmt.Errorf("make an epoll instance: %w", err)
+	}
+	defer closeFD(fd)
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), siocAtMark, 0)
+	return errno, nil
 }
 
 // Close releases what New has opened.
@@ -224,7 +241,7 @@ func (h *Handler) Owns(d *trap.Data) bool {
 // that it finds, with the caller's rights (thread).
 func (h *Handler) Answer(t *trap.Call) error {
 	c, _ := parse(t.Data())
-	who, errno, err := callerOf(h.proc, t.Thread(), c.fd)
+	who, errno, err := callerOf(h.proc, t.Thread(), c.fd, h.epoll)
 	if err != nil {
 		return h.failed.Because(err)
 	}

@@ -26,6 +26,7 @@ type socket struct {
 	triedMapped bool // may have tried a connect to a v4-mapped address
 	listening   bool
 	connected   bool // or may be
+	doubtful    bool // may not be connected, though connected
 	queued      int  // connections that wait for accept(), at least
 	failed      bool // a connect that does not wait may have failed
 	place       string
@@ -38,6 +39,7 @@ type history struct {
 	slots  map[string]map[int]*socket // by actor
 	ended  bool                       // an end of a connection may have been closed
 	waits  map[byte]bool              // actors of which an accept() may wait
+	passed bool                       // a socket that may not be connected was given to send_fd
 }
 
 // replay follows the steps before one.
@@ -65,10 +67,10 @@ func (h *history) step(s differ.Step) {
 	h.before = append(h.before, s)
 	if connects(s) {
 		if k := h.socket(s); k != nil {
-			k.connected = k.connected || h.listens(s) && s.Addr.Len == 0 && (k.family == unix.AF_INET) == (s.Addr.Form == "4")
+			k.connected = k.connected || h.listens(s) && k.reaches(*s.Addr)
 			k.failed = k.failed || k.nonblocking && !h.listens(s)
+			h.reach(s.Addr.Port)
 		}
-		h.reach(s.Addr.Port)
 	}
 	slots := h.slots[s.At]
 	if slots == nil { // a child that is not there
@@ -84,7 +86,10 @@ func (h *history) step(s differ.Step) {
 		delete(slots, s.Fd)
 		delete(slots, s.To)
 	case "recv_fd": // which one it is depends on the other end
-		slots[s.To] = &socket{named: true, nonblocking: true, connected: slots[s.To] == nil || slots[s.To].connected, place: h.place(s.At)}
+		slots[s.To] = &socket{named: true, nonblocking: true, connected: slots[s.To] == nil || slots[s.To].connected, doubtful: h.passed, place: h.place(s.At)}
+	case "send_fd":
+		k := slots[s.To]
+		h.passed = h.passed || k != nil && !k.surelyConnected()
 	case "close":
 		h.ended = h.ended || sock != nil && (sock.connected || sock.listening)
 		delete(slots, s.Fd)
@@ -154,6 +159,21 @@ func tcpFamily(s differ.Step) int {
 	return s.Arg(0)
 }
 
+// surelyConnected reports whether it is connected, or was.
+func (k *socket) surelyConnected() bool { return k.connected && !k.doubtful }
+
+// reaches reports whether a connect to an address, at which somebody listens, may succeed.
+func (k *socket) reaches(a differ.Addr) bool {
+	away := k.bound && k.host == "lo" && a.Host != "lo" && a.Host != "any"
+	if k.listening || a.Len != 0 || away {
+		return false
+	}
+	if k.family == unix.AF_INET {
+		return a.Form == "4"
+	}
+	return a.Form == "6" || a.Form == "mapped" && !k.v6only
+}
+
 // takes reports whether a socket can be bound to an address, unless the port is taken.
 func (k *socket) takes(a differ.Addr, at string) bool {
 	if a.Len != 0 || !slices.Contains([]string{"any", "lo", at[:1]}, a.Host) {
@@ -162,7 +182,7 @@ func (k *socket) takes(a differ.Addr, at string) bool {
 	if k.family == unix.AF_INET {
 		return a.Form == "4"
 	}
-	return a.Form == "mapped" || a.Form == "6"
+	return a.Form == "6" || a.Form == "mapped" && !k.v6only
 }
 
 // tryBind notes what an IPv6 socket may be bound to underneath.

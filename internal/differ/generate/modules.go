@@ -22,9 +22,23 @@ var Modules = &Set{
 		{"n1/c1", differ.PlaceNode, "", 2},
 		{"n1/c1", differ.PlaceOutside, "", 1},
 	},
-	Exclusions: moduleExclusions,
+	Exclusions: append(moduleExclusions, elsewhere(Exclusions)...),
 	Allowances: moduleAllowances,
 }
+
+// elsewhere are differences of sockets whose TCP is the kernel's, for those beside a module.
+func elsewhere(all []Exclusion) []Exclusion {
+	out := slices.Clone(all)
+	for i, e := range out {
+		out[i].Excludes = func(h *history, s differ.Step) bool {
+			return !slices.Contains(moduleContainers, h.place(s.At)) && e.Excludes(h, s)
+		}
+	}
+	return out
+}
+
+// moduleContainers have their TCP by a module.
+var moduleContainers = []string{"n1/c1", "n2/c1"}
 
 // moduleExclusions are the differences of stack modules that change what comes after them.
 var moduleExclusions = []Exclusion{
@@ -42,16 +56,16 @@ var moduleExclusions = []Exclusion{
 	}},
 	{"reading and writing without a connection", "| a socket that was not connected: reading is", func(h *history, s differ.Step) bool {
 		k := h.socket(s)
-		return k != nil && !k.connected && (transfers(s) || s.Op == "ioctl" && s.Arg(0) == unix.SIOCINQ)
+		return k != nil && !k.surelyConnected() && (transfers(s) || s.Op == "ioctl" && s.Arg(0) == unix.SIOCINQ)
 	}},
 	{"readiness without a connection", "| poll of a socket that was not connected", func(h *history, s differ.Step) bool {
 		switch s.Op {
 		case "poll":
 			k := h.socket(s)
-			return k != nil && !k.connected && (!k.listening || s.Arg(0)&unix.POLLOUT != 0)
+			return k != nil && !k.surelyConnected() && (!k.listening || s.Arg(0)&unix.POLLOUT != 0)
 		case "epoll_ctl":
 			k := h.slots[s.At][s.To]
-			return k != nil && !k.connected && (!k.listening || s.Arg(1)&unix.EPOLLOUT != 0)
+			return k != nil && !k.surelyConnected() && (!k.listening || s.Arg(1)&unix.EPOLLOUT != 0)
 		}
 		return false
 	}},
@@ -83,7 +97,7 @@ var moduleExclusions = []Exclusion{
 	}},
 	{"shutdown of what has ended", "| shutdown() of a connection that is over", func(h *history, s differ.Step) bool {
 		k := h.socket(s)
-		return s.Op == "shutdown" && (h.ended || k != nil && !k.connected)
+		return s.Op == "shutdown" && (h.ended || k != nil && !k.surelyConnected())
 	}},
 	{"listeners that are shut down", "| a listener that was shut down", func(h *history, s differ.Step) bool {
 		k := h.socket(s)
@@ -110,10 +124,25 @@ var moduleExclusions = []Exclusion{
 	{"disconnecting", "| connect(AF_UNSPEC)", func(_ *history, s differ.Step) bool {
 		return connects(s) && s.Addr.Form == "unspec"
 	}},
+	{"negative lengths", "getsockopt with a negative length", func(_ *history, s differ.Step) bool {
+		return s.Op == "getsockopt" && s.Arg(2) < 0
+	}},
+	{"readiness from a mark on", "| SO_RCVLOWAT:", func(_ *history, s differ.Step) bool {
+		return s.Op == "setsockopt" && option2(s) == [2]int{unix.SOL_SOCKET, unix.SO_RCVLOWAT}
+	}},
+	{"the end after FIN", "not all have an effect", func(_ *history, s differ.Step) bool {
+		return s.Op == "setsockopt" && option2(s) == [2]int{unix.SOL_TCP, unix.TCP_LINGER2} && negative(s.Data)
+	}},
+	{"reading all of what has ended", "| MSG_WAITALL of a connection", func(h *history, s differ.Step) bool {
+		return h.ended && strings.HasPrefix(s.Op, "recv") && s.Op != "recv_fd" && s.Arg(1)&unix.MSG_WAITALL != 0
+	}},
 	{"connect with data", "| MSG_FASTOPEN", func(_ *history, s differ.Step) bool {
 		return s.Op == "sendto" && connects(s)
 	}},
 }
+
+// negative reports whether an option's value, as hexadecimal digits, is a number below 0.
+func negative(data string) bool { return len(data) >= 8 && data[6] >= '8' }
 
 // transfers reports whether a step reads or writes.
 func transfers(s differ.Step) bool {
@@ -159,6 +188,14 @@ var moduleAllowances = []Allowance{
 		t.LevelResults(p, func(s differ.Step, _, result string) string {
 			if s.Op == "recvfrom" || s.Op == "recvmsg" || s.Op == "recvmmsg" {
 				return nameLength.ReplaceAllString(result, "$1 0")
+			}
+			return result
+		})
+	}},
+	{"who ended it", "| SO_ERROR after the peer's FIN and then its RST", func(p differ.Program, t *differ.Trace) {
+		t.LevelResults(p, func(s differ.Step, state, result string) string {
+			if s.Op == "getsockopt" && option2(s) == [2]int{unix.SOL_SOCKET, unix.SO_ERROR} && strings.HasSuffix(state, " CLOSE") {
+				return strings.Replace(result, "0x20000000", "0x68000000", 1) // EPIPE, ECONNRESET
 			}
 			return result
 		})

@@ -45,7 +45,10 @@ func (c *call) setsockopt() {
 }
 
 func (c *call) setOption(level, name int, value []byte) error {
-	if level == unix.SOL_TCP && name == unix.TCP_CONGESTION {
+	if level == unix.SOL_IPV6 && c.n.Family != unix.AF_INET6 {
+		return unix.ENOPROTOOPT // before the kernel looks at the value
+	}
+	if level == unix.SOL_TCP && name == unix.TCP_CONGESTION && len(value) > 0 {
 		return c.setCongestion(string(value[:min(len(value), 15)]))
 	}
 	number, err := socket.ParseOption(level, name, value)
@@ -65,13 +68,13 @@ func (c *call) setOption(level, name int, value []byte) error {
 	switch {
 	case level == unix.SOL_SOCKET && name == unix.SO_REUSEPORT:
 		return flag(socket.ReusePort)
-	case level == unix.SOL_IPV6 && name == unix.IPV6_V6ONLY && c.n.Family == unix.AF_INET6:
+	case level == unix.SOL_IPV6 && name == unix.IPV6_V6ONLY:
 		return flag(socket.V6Only)
 	case level == unix.SOL_SOCKET && name == unix.SO_SNDBUF:
 		return socket.SetSendBufferTo(c.fd, number)
 	}
 	place, known := socket.OptionAt(level, name)
-	if !known || level == unix.SOL_IPV6 && c.n.Family != unix.AF_INET6 {
+	if !known {
 		return unix.ENOPROTOOPT
 	}
 	told, errno := c.n.SetOption(place, number)

@@ -87,7 +87,7 @@ func (h *handler) Answer(c *trap.Call) error {
 		}
 		return c.Next()
 	}
-	if d.Nr == unix.SYS_SHUTDOWN && n.State == socket.Connected {
+	if d.Nr == unix.SYS_SHUTDOWN && n.State == socket.Connected && n.Flags&socket.Told != 0 {
 		closeFD(fd)
 		return c.Next() // the pair does it, and the module sees that
 	}

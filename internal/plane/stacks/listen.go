@@ -263,6 +263,11 @@ func (c *call) shutdown() {
 	case how != unix.SHUT_RD && how != unix.SHUT_WR && how != unix.SHUT_RDWR:
 		c.end(0, unix.EINVAL)
 	case c.n.State == socket.Connected || c.n.State == socket.Connecting:
+		if c.n.State == socket.Connected && c.n.Flags&socket.Told == 0 {
+			c.n.Flags |= socket.Told // as the kernel sees it: the next connect() is EISCONN
+			c.write()
+			c.t.forget(c.n.ID)
+		}
 		c.end(0, unix.Shutdown(c.fd, how))
 	case c.n.State == socket.Listening && how == unix.SHUT_WR:
 		c.end(0, nil)

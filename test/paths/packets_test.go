@@ -293,3 +293,77 @@ func TestPacketsNative(t *testing.T) {
 	repair()
 	await(true)
 }
+
+// wholePackets are containers on nodes that send without a tunnel, and what they send each other.
+type wholePackets struct {
+	server, client *lab.Peer
+	far, six       string
+	port           int
+}
+
+// await waits until small datagrams of n1 go without a tunnel, or in it.
+func (w wholePackets) await(t *testing.T, native bool) {
+	t.Helper()
+	way := map[bool]string{true: "redirect_native", false: "redirect_overlay"}
+	testutil.Eventually(t, fmt.Sprintf("packets without a tunnel: %v", native), func() (bool, string) {
+		went := rises(t, "n1", func() { w.client.Must(`echo(%q, %d, 40)`, w.far, w.port) }, way[true], way[false])
+		return strings.Join(went, " ") == way[native], fmt.Sprint(went)
+	})
+}
+
+// TestPacketsNativeMTU: without a tunnel packets are as long as the network between the nodes takes
+// them, from the first on. Where they have to travel in a tunnel, whoever sends is told what fits.
+func TestPacketsNativeMTU(t *testing.T) {
+	lab.Another(t, "w", "--agent-arg=--tunnel=auto")
+	lab.UnlimitedICMP(t)
+	w := wholePackets{server: datagrams(lab.StartPeer(t, "overlay", "n2/c1")), client: datagrams(lab.StartPeer(t, "overlay", "n1/c1")),
+		far: lab.Address(t, "overlay", "n2/c1"), six: lab.Address6(t, "overlay", "n2/c1").String(), port: lab.FreePort()}
+	w.server.Must(`serve_udp(%d)`, w.port)
+	w.server.Must(`serve_udp(%d, V6)`, w.port+1)
+	whole := func() {
+		t.Helper()
+		w.client.Expect(`[1500, 1472, "EMSGSIZE", 1500]`, `path_mtu(%q, %d)`, w.far, w.port)
+		w.client.Expect(`[1500, 1452, "EMSGSIZE", 1500]`, `path_mtu(%q, %d)`, w.six, w.port+1)
+	}
+	whole() // while the nodes ask each other
+	w.await(t, true)
+	if got := rises(t, "n1", whole, "redirect_native", "redirect_overlay", "route_size"); strings.Join(got, " ") != "redirect_native" {
+		t.Errorf("the longest packets: %v", got)
+	}
+	stream := lab.FreePort()
+	w.server.Must(`l = listen(4, "0.0.0.0", %d)`, stream)
+	w.client.Must(`c = connect(4, %q, %d)`, w.far, stream)
+	w.server.Must(`a = l.accept()[0]`)
+	const large = 4 << 20
+	digest := w.client.Do(`digest(pattern(%d))`, large)
+	transfer := func() {
+		t.Helper()
+		w.client.Must(`send(c, %d)`, large)
+		w.server.Expect(digest, `receive(a, %d)`, large)
+		w.client.Must(`drained()`)
+	}
+	if got := rises(t, "n1", transfer, "redirect_native", "redirect_overlay", "route_size"); strings.Join(got, " ") != "redirect_native" {
+		t.Errorf("a stream: %v", got)
+	}
+	const segment = `c.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)`
+	w.client.Expect("1448", segment)
+
+	// Rules about what the node takes see VXLAN: it asks for that.
+	repair := lab.Spoil(t, "n2", "inet", "chain incoming { type filter hook input priority 0; udp dport 7 drop; }")
+	w.await(t, false)
+	if got := rises(t, "n1", func() { w.client.Expect("1472", `cut_up(%q, %d, 1472)`, w.far, w.port) }, "route_size"); len(got) != 1 {
+		t.Error("cut up, but not by the stack")
+	}
+	w.client.Expect(`[1500, "EMSGSIZE", 1450]`, `told_mtu(%q, %d)`, w.far, w.port)
+	w.client.Expect(`[1500, "EMSGSIZE", 1450]`, `told_mtu(%q, %d)`, w.six, w.port+1)
+	transfer()
+	w.client.Expect("1398", segment)
+	repair()
+	w.await(t, true)
+	transfer()
+
+	// A node that does not take the longest packets is sent none without a tunnel.
+	lab.InNode(t, "n2", "ip", "link", "set", "eth0", "mtu", "1480")
+	t.Cleanup(func() { lab.InNode(t, "n2", "ip", "link", "set", "eth0", "mtu", "1500") })
+	w.await(t, false)
+}

@@ -56,8 +56,8 @@ func describeStackDevice(h *netlink.Handle, id model.EndpointID, veth int) (Stac
 	if err != nil {
 		return StackDevice{}, fmt.Errorf("device %d of endpoint %d: %w", veth, id, err)
 	}
-	// Not every module heeds what routers say of a packet's size, so none of its packets needs to be
-	// smaller than it was made.
+	// Not every module heeds what routers say of a packet's size, so all of them are to fit the
+	// overlay.
 	mtu := beside.Attrs().MTU
 	overlay, err := findLink(OverlayDevice)
 	if err != nil {

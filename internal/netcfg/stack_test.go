@@ -33,7 +33,7 @@ func TestStackDeviceMTU(t *testing.T) {
 		for _, tc := range []struct {
 			command string
 			mtu     int
-		}{{"true", 1500}, {"ip link add heddle-vx0 mtu 1450 type dummy", 1450}, {"ip link set hd7 mtu 1400", 1400}} {
+		}{{"true", 1500}, {"ip link add heddle-vx0 mtu 1450 type veth peer name beyond", 1450}, {"ip link set hd7 mtu 1400", 1400}} {
 			if out, err := exec.Command("sh", "-c", tc.command).CombinedOutput(); err != nil {
 				t.Fatalf("%s: %v\n%s", tc.command, err, out)
 			}

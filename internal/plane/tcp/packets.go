@@ -43,9 +43,9 @@ func (p *packets) setNodes(nodes []model.Node) {
 	p.nodes = nodes
 }
 
-// MTU is that of endpoints' devices, in bytes; 0: the overlay device's. Where packets may go without
-// a tunnel it is the underlay's, also while none does: what does not fit the tunnel then is answered
-// as by a router.
+// MTU is that of endpoints' devices, in bytes; 0: the overlay device's. Where packets may go
+// without a tunnel it is the underlay's, also while none does: what does not fit the tunnel then is
+// answered as by a router.
 func (p *Plane) MTU() int {
 	if p.packets.tunnel != model.TunnelAuto || p.packets.mode == model.PacketsRoute || p.packets.reserved != "" || p.packets.device != "" {
 		return 0

@@ -13,6 +13,7 @@
 #include "include/headers.h"
 #include "include/mirror.h"
 #include "include/protection.h"
+#include "sock/connect_crossing.h"
 #include "sock/connect_forbidden.h"
 #include "sock/context.h"
 #include "sock/listener.h"
@@ -185,6 +186,21 @@ static __always_inline int connect_loopback_ipv6(struct bpf_sock_addr *ctx, stru
 	return take(tag, PATH_LOOPBACK, REASON_CONNECT_LOOPBACK, 0);
 }
 
+/* To ::1, where the listener is on [::] with IPV6_V6ONLY. A socket on [::] without it is at the IPv4
+ * address: it crosses, to the own address, which both ends then have for ::1. */
+static __always_inline int connect_loopback_v6only(struct bpf_sock_addr *ctx, struct sock_tag *tag,
+                                                   const struct endpoint *ep, bool wild)
+{
+	struct address own;
+
+	if (!is_mapped_underneath(ctx))
+		return connect_loopback_ipv6(ctx, tag, ep, false, wild);
+	if (!wild || is_alias(sk_of(ctx)->src_ip4))
+		return refuse_connect(ECONNREFUSED_);
+	set_overlay6(&own, ep->addr4.word[3]);
+	return connect_crossing(ctx, true, tag, ep, &own, PATH_LOOPBACK, REASON_FALLBACK_CROSSED);
+}
+
 /* To ::1, or ::. The socket goes there as what it is bound to: by an alias, v4-mapped, or by
  * IPv6. */
 static __always_inline int connect_loopback6(struct bpf_sock_addr *ctx, struct sock_tag *tag,
@@ -204,10 +220,8 @@ static __always_inline int connect_loopback6(struct bpf_sock_addr *ctx, struct s
 		return connect_loopback_ipv6(ctx, tag, ep, true, wild);
 	if (target)
 		return connect_alias(ctx, true, tag, ep, target, source, source, 0, wild);
-	/* On [::] with IPV6_V6ONLY. */
 	if (has_overlay6() && listens(ctx, true, own, own, port, ep->id, &at) && at.flags & TAG_WILD)
-		return is_mapped_underneath(ctx) ? refuse_connect(ECONNREFUSED_)
-		                                 : connect_loopback_ipv6(ctx, tag, ep, false, wild);
+		return connect_loopback_v6only(ctx, tag, ep, wild);
 	if (own_stack_listens(ctx, ep, true, 0))
 		return connect_own_stack(ctx, true, tag, ep, true, 0, wild);
 	if (native)

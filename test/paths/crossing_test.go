@@ -65,6 +65,25 @@ func TestCrossing(t *testing.T) {
 	}
 }
 
+// TestCrossingToOwnLoopback: a client bound to [::], as dig's, reaches by ::1 a listener of its
+// container on [::] with IPV6_V6ONLY, as dnsmasq's, whichever it is underneath.
+func TestCrossingToOwnLoopback(t *testing.T) {
+	p, port := lab.StartPeer(t, "heddle", "n1/c1"), lab.FreePort()
+	own := lab.Overlay6(t, "n1/c1")
+	p.Must(`l = listen(6, "::", %d, v6only=1)`, port)
+	p.Must(`(s := bound(6, "::", 0)).connect(("::1", %d))`, port)
+	p.Must(`a, peer = l.accept()`)
+	p.Must(`s.sendall(b"ask"), a.sendall(b"answer")`)
+	p.Expect(`["ask", "answer"]`, `[a.recv(9).decode(), s.recv(9).decode()]`)
+	// Both ends have the own address for ::1, and of each other's ports know the right ones.
+	p.Expect(fmt.Sprintf(`["%s", "%s", "%s", "%s"]`, own, own, own, own), `[s.getsockname()[0], s.getpeername()[0], a.getsockname()[0], peer[0]]`)
+	p.Expect(`[true, true]`, `[s.getsockname()[1] == peer[1], s.getpeername()[1] == %d]`, port)
+	p.Must(`s.close()`)
+	p.Expect(`""`, `a.recv(1).decode()`)
+	// A socket that is bound to ::1 is the alias of it, which leads nowhere else.
+	p.Expect(`"ECONNREFUSED"`, `error_of(bound(6, "::1", 0).connect, ("::1", %d))`, port)
+}
+
 // lastACK gives the connections of n1/c2 with a peer's port that wait for the last ACK.
 func lastACK(t *testing.T, mode, port string) string {
 	t.Helper()

@@ -43,6 +43,9 @@ var Exclusions = []Exclusion{
 	{"IPv6 after an IPv6 connect that was IPv4 underneath", "an IPv6 socket whose connect failed connects again", func(h *history, s differ.Step) bool {
 		return connects(s) && toIPv6(s) && h.socket(s) != nil && h.socket(s).mapped
 	}},
+	{"bound to IPv4 after an IPv6 connect that was IPv6 underneath", "an IPv6 socket whose connect failed connects again", func(h *history, s differ.Step) bool {
+		return s.Op == "bind" && h.socket(s) != nil && h.socket(s).native && (s.Addr.Form == "mapped" || s.Addr.Host == "any")
+	}},
 	{"IPv6 after a connect to a v4-mapped address", "an IPv6 socket whose connect to a v4-mapped address failed", func(h *history, s differ.Step) bool {
 		return connects(s) && s.Addr.Form == "6" && h.socket(s) != nil && h.socket(s).triedMapped
 	}},
@@ -54,6 +57,9 @@ var Exclusions = []Exclusion{
 	}},
 	{"bind with AF_UNSPEC", "bind() with AF_UNSPEC", func(h *history, s differ.Step) bool {
 		return s.Op == "bind" && s.Addr.Form == "unspec"
+	}},
+	{"multicast routing", "| multicast routing", func(h *history, s differ.Step) bool {
+		return isOption(s) && (s.Arg(0) == unix.SOL_IP || s.Arg(0) == unix.SOL_IPV6) && s.Arg(1) >= 200 && s.Arg(1) <= 212
 	}},
 	{"hops", "| IP_TTL, IP_MINTTL", func(h *history, s differ.Step) bool {
 		return s.Op == "setsockopt" && ofHops[option2(s)]

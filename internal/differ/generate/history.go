@@ -23,6 +23,7 @@ type socket struct {
 	lo6         bool // may be bound to ::1
 	reached     bool // listened, and a connect went to its port
 	mapped      bool // may have tried a connect to an IPv6 address that is IPv4 underneath
+	native      bool // may have tried one to an IPv6 address that is IPv6 underneath
 	triedMapped bool // may have tried a connect to a v4-mapped address
 	listening   bool
 	connected   bool // or may be
@@ -218,6 +219,7 @@ func connects(s differ.Step) bool {
 // try notes what a connect may leave in a socket if it fails.
 func (k *socket) try(h *history, s differ.Step) {
 	k.mapped = k.mapped || h.mappedUnderneath(s)
+	k.native = k.native || s.Addr.Form == "6" && toIPv6(s)
 	k.triedMapped = k.triedMapped || s.Addr.Form == "mapped"
 }
 

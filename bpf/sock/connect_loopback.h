@@ -186,8 +186,8 @@ static __always_inline int connect_loopback_ipv6(struct bpf_sock_addr *ctx, stru
 	return take(tag, PATH_LOOPBACK, REASON_CONNECT_LOOPBACK, 0);
 }
 
-/* To ::1, where the listener is on [::] with IPV6_V6ONLY. A socket on [::] without it is at the IPv4
- * address: it crosses, to the own address, which both ends then have for ::1. */
+/* To ::1, where the listener is on [::] with IPV6_V6ONLY. A socket on [::] without it is at the
+ * IPv4 address: it crosses, to the own address, which both ends then have for ::1. */
 static __always_inline int connect_loopback_v6only(struct bpf_sock_addr *ctx, struct sock_tag *tag,
                                                    const struct endpoint *ep, bool wild)
 {

@@ -93,8 +93,8 @@ impl Objects {
         let (state, epoch) = (qp.state, qp.epoch);
         let worker = self.worker.serves();
         let mut turn = match state {
-            State::Error => Turn { worked: self.flush(number), ..Turn::default() },
-            State::SendQueueError => Turn { worked: self.flush_sends(number), ..Turn::default() },
+            State::Error => flushed(self.flush(number)),
+            State::SendQueueError => flushed(self.flush_sends(number)),
             State::ReadyToReceive | State::ReadyToSend | State::SendQueueDrained
                 if self.is_native(number) =>
             {
@@ -136,10 +136,10 @@ impl Objects {
         self.nudge_others(serves);
     }
 
-    /// Completes what is in the rings of a queue pair in ERR, as far as a turn goes.
-    fn flush(&mut self, number: u32) -> bool {
+    /// Completes what is in the rings of a queue pair in ERR, as far as a turn goes: how much.
+    fn flush(&mut self, number: u32) -> u32 {
         for done in 0..FLUSHES {
-            let Some(qp) = self.qps.get_mut(number) else { return false };
+            let Some(qp) = self.qps.get_mut(number) else { return done };
             let receives = (qp.recv_cq, ibv::WC_RECV);
             let sends = (qp.send_cq, ibv::WC_SEND);
             let inbound = qp.inbound.take().map(|r| (r.wr_id, receives));
@@ -157,32 +157,32 @@ impl Objects {
             });
             let Some((wr_id, (cq, opcode))) = next else {
                 self.tell_last(number);
-                return done > 0;
+                return done;
             };
             let (status, qp_num) = (ibv::WC_WR_FLUSH_ERR, number);
             let completion =
                 verbs_completion { wr_id, status, opcode, qp_num, ..Default::default() };
             self.complete(cq, &completion, false);
         }
-        true
+        FLUSHES
     }
 
-    /// Completes what is in the send ring of a queue pair in SQE, as far as a turn goes: what comes
-    /// in is not concerned.
-    fn flush_sends(&mut self, number: u32) -> bool {
+    /// Completes what is in the send ring of a queue pair in SQE, as far as a turn goes, and says
+    /// how much: what comes in is not concerned.
+    fn flush_sends(&mut self, number: u32) -> u32 {
         for done in 0..FLUSHES {
-            let Some(qp) = self.qps.get_mut(number) else { return false };
+            let Some(qp) = self.qps.get_mut(number) else { return done };
             let wr_id = qp.unlinked.pop_front().or_else(|| match qp.send.next() {
                 Ok(Some(Ok(send))) => Some(send.head.wr_id),
                 Ok(Some(Err(wr_id))) => Some(wr_id),
                 _ => None,
             });
-            let Some(wr_id) = wr_id else { return done > 0 };
+            let Some(wr_id) = wr_id else { return done };
             let (status, qp_num, cq) = (ibv::WC_WR_FLUSH_ERR, number, qp.send_cq);
             let completion = verbs_completion { wr_id, status, qp_num, ..Default::default() };
             self.complete(cq, &completion, false);
         }
-        true
+        FLUSHES
     }
 
     /// Says that a queue pair in SQD has nothing under way any more, if it is asked for.
@@ -444,6 +444,11 @@ impl Objects {
         let allowed = qp.attr.access & access == access;
         allowed.then_some(Use { qp: number, epoch: qp.epoch, pd: qp.pd, access })
     }
+}
+
+/// What came of requests that were flushed.
+fn flushed(count: u32) -> Turn {
+    Turn { worked: count > 0, cost: i64::from(count) * REQUEST_COST, ..Turn::default() }
 }
 
 /// With which status a request fails that the queue pair may not be asked for at all.

@@ -6,8 +6,10 @@
 mod support;
 
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
-use std::sync::atomic::Ordering;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::Instant;
 
 use shared_ring::Slot;
@@ -117,42 +119,142 @@ fn large_messages_get_no_more_than_small_ones() {
     assert!(large <= 4, "{large}");
 }
 
-/// An endpoint with 64 queue pairs that are never idle, and one with one: how much more the first
-/// one gets until the other one has what it wants.
+/// The requests of a victim, which has one queue pair, each of which takes two rounds.
+const WANTED: usize = 32;
+const LENGTH: u32 = 128 * 1024;
+
+/// Four endpoints' ends: a program with many queue pairs and its peer, one with one and its peer.
+fn ends(router: &Router) -> [End; 4] {
+    for n in 1..=4 {
+        router.add(n, Limits::default());
+    }
+    [1, 2, 3, 4].map(|n| End::new(router, n, ibv::QPT_RC, n, 64))
+}
+
+/// Slots of 32 requests to write. All of it is mapped, so that one worker serves all: on a busy
+/// machine who waits to read a program's memory gets a thread of his own, and then the kernel says
+/// who has how much.
+fn mapped_writes(from: &mut End, to: &mut End) -> Vec<Slot> {
+    let [own, rkey] = [from, to].map(|end| end.device.shared(end.pd, LENGTH.into()).1);
+    let head = abi::verbs_send { rkey, ..request(ibv::WR_RDMA_WRITE, 1) };
+    sending(head, &[(0, LENGTH, own)]).repeat(32)
+}
+
+/// When so many requests of a program were completed.
+fn times(end: &mut End, count: usize) -> Vec<u64> {
+    (0..count).map(|_| end.sends.next().timestamp).collect()
+}
+
+/// An endpoint with 64 queue pairs that are never idle, and one with one: whether the first one
+/// gets much more until the other one has what it wants. `meanwhile` has the device of the first
+/// one.
+fn takes_more<R>(router: &Router, meanwhile: impl FnOnce(&Device) -> R) -> bool {
+    let [mut a, mut b, mut c, mut d] = ends(router);
+    let (of_many, of_one) = (mapped_writes(&mut a, &mut b), mapped_writes(&mut c, &mut d));
+    a.sends = a.device.cq(4096, 0);
+    let mut one = more(&mut c, &mut d, 1, 0).remove(0).0;
+    let mut many = more(&mut a, &mut b, 64, 0);
+    let _meanwhile = meanwhile(&a.device);
+    router.while_stopped(|| {
+        for (qp, _) in &mut many {
+            a.device.post(&mut qp.send, &of_many);
+        }
+        c.device.post(&mut one.send, &of_one);
+    });
+    let of_one = times(&mut c, WANTED);
+    let of_many = times(&mut a, 64 * 32);
+    let meanwhile = of_many.iter().filter(|at| of_one[0] < **at && **at < of_one[31]).count();
+    // Four times as many with fair shares, which are of a round; 64 times as many without.
+    meanwhile > 16 * WANTED
+}
+
 #[test]
 fn an_endpoint_with_many_queue_pairs_gets_no_more_than_others() {
-    attacked("rounds", |router| {
-        const LENGTH: u32 = 128 * 1024;
-        for n in 1..=4 {
-            router.add(n, Limits::default());
+    attacked("rounds", |router| takes_more(router, |_| ()));
+}
+
+/// Threads that do something all the time until nobody holds them any more.
+struct Spinning(Arc<AtomicBool>, Vec<JoinHandle<()>>);
+
+impl Spinning {
+    fn start(threads: usize, work: impl Fn() + Clone + Send + 'static) -> Self {
+        let ends = Arc::new(AtomicBool::new(false));
+        let threads = (0..threads).map(|_| {
+            let (ends, work) = (Arc::clone(&ends), work.clone());
+            std::thread::spawn(move || {
+                while !ends.load(Ordering::Relaxed) {
+                    work();
+                }
+            })
+        });
+        let threads = threads.collect();
+        Self(ends, threads)
+    }
+}
+
+impl Drop for Spinning {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+        for thread in self.1.drain(..) {
+            let _ = thread.join();
         }
-        let [mut a, mut b, mut c, mut d] =
-            [1, 2, 3, 4].map(|n| End::new(router, n, ibv::QPT_RC, n, 64));
-        // All of it is mapped, so that one worker serves all: on a busy machine who waits to read
-        // a program's memory gets a thread of his own, and then the kernel says who has how much.
-        let [of_a, of_b, of_c, of_d] =
-            [&mut a, &mut b, &mut c, &mut d].map(|end| end.device.shared(end.pd, LENGTH.into()).1);
-        let writes = |own, rkey| {
-            let head = abi::verbs_send { rkey, ..request(ibv::WR_RDMA_WRITE, 1) };
-            sending(head, &[(0, LENGTH, own)]).repeat(32)
-        };
-        a.sends = a.device.cq(4096, 0);
+    }
+}
+
+/// The same, by many threads that ring all the time, also when the router is awake, and look for
+/// completions without a rest.
+#[test]
+fn a_program_that_rings_and_looks_without_end_gets_no_more_than_others() {
+    attacked("rounds", |router| {
+        takes_more(router, |device| {
+            let (ring, memory) = (device.ring.try_clone().unwrap(), Arc::clone(&device.memory));
+            let ring = Arc::new(ring);
+            Spinning::start(4, move || {
+                let one = 1_u64;
+                // SAFETY: the kernel reads eight bytes.
+                unsafe { libc::write(ring.as_raw_fd(), (&raw const one).cast(), 8) };
+                std::hint::black_box(memory.word32(0).unwrap().load(Ordering::Relaxed));
+            })
+        })
+    });
+}
+
+/// Queue pairs in ERR complete whatever is posted to them, which is no work for anybody else and
+/// uses the router as well.
+#[test]
+fn a_program_whose_requests_all_fail_gets_no_more_than_others() {
+    const QPS: usize = 512;
+    many_descriptors();
+    attacked("rounds", |router| {
+        let [mut a, mut b, mut c, mut d] = ends(router);
+        let (good, of_one) = (mapped_writes(&mut a, &mut b), mapped_writes(&mut c, &mut d));
+        let failing = a.device.cq(1 << 14, 0);
+        let live = std::mem::replace(&mut a.sends, failing);
         let mut one = more(&mut c, &mut d, 1, 0).remove(0).0;
-        let mut many = more(&mut a, &mut b, 64, 0);
+        let mut many = more(&mut a, &mut b, QPS, 0);
+        for (qp, _) in &many {
+            let attr = abi::verbs_qp_attr { qp_state: 6, ..Default::default() };
+            assert_eq!(a.device.modify(qp.number, ibv::QP_STATE, attr), Ok(6));
+        }
+        a.sends = live;
+        let mut last = more(&mut a, &mut b, 1, 0).remove(0).0;
+        let count = good.len() / 32;
+        // Both are connected once something has come.
+        a.device.post(&mut last.send, &good[..count]);
+        c.device.post(&mut one.send, &of_one[..count]);
+        assert_eq!((times(&mut a, 1).len(), times(&mut c, 1).len()), (1, 1));
+        let nothing = sending(request(ibv::WR_RDMA_WRITE, 1), &[]).repeat(32);
         router.while_stopped(|| {
             for (qp, _) in &mut many {
-                a.device.post(&mut qp.send, &writes(of_a, of_b));
+                a.device.post(&mut qp.send, &nothing);
             }
-            c.device.post(&mut one.send, &writes(of_c, of_d));
+            a.device.post(&mut last.send, &good[..3 * count]);
+            c.device.post(&mut one.send, &of_one);
         });
-        let times = |end: &mut End, count: usize| -> Vec<u64> {
-            (0..count).map(|_| end.sends.next().timestamp).collect()
-        };
-        let of_one = times(&mut c, 32);
-        let of_many = times(&mut a, 64 * 32);
-        let meanwhile = of_many.iter().filter(|at| of_one[0] < **at && **at < of_one[31]).count();
-        // Four times as many with fair shares, which are of a round; 64 times as many without.
-        meanwhile > 16 * 32
+        // What fails has no time. The last of three good requests of the same program takes two
+        // turns at least, also if its queue pair was alone just now, and all that fail have one in
+        // between: those are 128 rounds, or one.
+        times(&mut a, 3)[2] < times(&mut c, WANTED)[WANTED / 2]
     });
 }
 

@@ -21,6 +21,8 @@ pub(crate) struct Device {
     pub(crate) number: u8,
     pub(crate) memory: Arc<SharedMemory>,
     pub(crate) ringer: Ringer,
+    /// What the ringer rings.
+    pub(crate) ring: OwnedFd,
     pub(crate) events: OwnedFd,
     pub(crate) limits: abi::verbs_hello_reply,
     tag: u32,
@@ -61,8 +63,8 @@ impl Device {
         let ring = fds.pop().unwrap();
         let size = usize::try_from(limits.context_size).unwrap();
         let memory = SharedMemory::open(fds.pop().unwrap(), size).unwrap();
-        let ringer = Ringer::attach(&memory, 0, ring).unwrap();
-        let mut device = Self { socket, number, memory, ringer, events, limits, tag: 1 };
+        let ringer = Ringer::attach(&memory, 0, ring.try_clone().unwrap()).unwrap();
+        let mut device = Self { socket, number, memory, ringer, ring, events, limits, tag: 1 };
         // A process that did not connect itself cannot show that it did: it has no memory then.
         let _ = device.show(device.memory.as_ptr().as_ptr() as u64);
         device

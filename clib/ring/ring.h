@@ -37,10 +37,12 @@ static inline size_t ring_size(uint32_t capacity)
 }
 
 /* Maps memory that the peer has made, after checking that nobody can change its size any more and
- * that it has `length` bytes. Returns NULL with errno: EPROTO if the peer does not keep to the
- * rules. The descriptor stays the caller's. */
-static inline void *ring_map(int fd, size_t length)
+ * that it has `length` bytes: in the place of what is mapped at `place`, unless that is NULL.
+ * Returns NULL with errno: EPROTO if the peer does not keep to the rules. The descriptor stays the
+ * caller's. */
+static inline void *ring_map_at(void *place, int fd, size_t length)
 {
+	int flags = MAP_SHARED | (place ? MAP_FIXED : 0);
 	struct stat status;
 	struct statfs system;
 	long seals = syscall(SYS_fcntl, fd, RING_GET_SEALS, 0);
@@ -52,8 +54,13 @@ static inline void *ring_map(int fd, size_t length)
 		errno = EPROTO;
 		return NULL;
 	}
-	void *base = (void *)syscall(SYS_mmap, NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0L);
+	void *base = (void *)syscall(SYS_mmap, place, length, PROT_READ | PROT_WRITE, flags, fd, 0L);
 	return base == MAP_FAILED ? NULL : base;
+}
+
+static inline void *ring_map(int fd, size_t length)
+{
+	return ring_map_at(NULL, fd, length);
 }
 
 static inline void ring_unmap(void *base, size_t length)

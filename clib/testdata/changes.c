@@ -3,6 +3,7 @@
  * shared receive queues; and what is scarce. */
 
 #include <sched.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
 
@@ -202,8 +203,21 @@ void naps(void)
 	IS(sched_setaffinity(0, sizeof(all), &all), 0);
 }
 
-/* A program that has no descriptors left, or no memory for a new completion queue, is told so, and
- * keeps its device. One without memory for a queue's new size may lose it. */
+/* How much of the router's this program has mapped. */
+static int mapped(void)
+{
+	char line[512];
+	int count = 0;
+	FILE *maps = MUST(fopen("/proc/self/maps", "r"));
+
+	while (fgets(line, sizeof(line), maps))
+		count += strstr(line, "memfd:verbs") || strstr(line, "/dev/zero");
+	fclose(maps);
+	return count;
+}
+
+/* A program that has no descriptors left, or no memory for a new queue or for a queue's new size,
+ * is told so, and keeps its device and its completions. */
 void scarce(void)
 {
 	open_all();
@@ -230,20 +244,38 @@ void scarce(void)
 	IS(ibv_dereg_mr(MUST(ibv_reg_mr(pd, buffer, sizeof(buffer), IBV_ACCESS_LOCAL_WRITE))), 0);
 	IS(setrlimit(RLIMIT_NOFILE, &before), 0);
 
+	connect_to(a, b->qp_num);
+	connect_to(b, a->qp_num);
+	IS(receive(b, 1, 8, 1) | receive(b, 2, 8, 1) | receive(b, 3, 8, 1), 0);
+	/* One completion is in the queue meanwhile, another one comes before it grows. */
+	send_one(a, 0);
+	int had = mapped(), size = queue->cqe;
+
 	IS(getrlimit(RLIMIT_AS, &before), 0);
 	none = before;
 	none.rlim_cur = 0;
 	IS(setrlimit(RLIMIT_AS, &none), 0);
 	errno = 0;
 	IS(ibv_create_cq(context, 1 << 14, NULL, NULL, 0) == NULL && errno == ENOMEM, 1);
+	errno = 0;
+	IS(ibv_create_qp(pd, &attr) == NULL && errno == ENOMEM, 1);
+	errno = 0;
+	IS(ibv_create_srq(pd, &srq) == NULL && errno == ENOMEM, 1);
+	for (int i = 0; i < 30; i++)
+		IS(ibv_resize_cq(queue, 2 * size), ENOMEM);
 	IS(setrlimit(RLIMIT_AS, &before), 0);
+	IS(queue->cqe == size && mapped() == had, 1);
 
 	IS(ibv_destroy_cq(MUST(ibv_create_cq(context, 1 << 14, NULL, NULL, 0))), 0);
-	connect_to(a, b->qp_num);
-	connect_to(b, a->qp_num);
-	IS(receive(b, 1, 8, 1), 0);
 	send_one(a, 0);
-	IS(next().status, IBV_WC_SUCCESS);
+	IS(ibv_resize_cq(queue, 2 * size), 0);
+	IS(queue->cqe > size && mapped() == had + 1, 1);
+	send_one(a, 0);
+	for (int i = 1; i <= 3; i++) {
+		struct ibv_wc wc = next();
+
+		IS(wc.status == IBV_WC_SUCCESS && (int)wc.wr_id == i, 1);
+	}
 	close_all(a, b);
 }
 

@@ -64,6 +64,35 @@ static void move_wish(struct cq *cq, struct verbs_cq_arm *to)
 		atomic_compare_exchange_strong((_Atomic uint32_t *)&to->armed, &none, wish);
 }
 
+/* Takes addresses for a ring of as many entries before the router is asked for it, as it goes on
+ * there at once: a program that may not have them keeps the queue as it is. They are a mapping of
+ * their own, which the ring's takes the place of: that needs nothing more. */
+static int reserve(struct memory *m, uint32_t cqe)
+{
+	uint32_t capacity = 1;
+
+	while (capacity < cqe)
+		capacity *= 2;
+	m->length = VERBS_CQ_RING + ring_size(capacity);
+	void *base = (void *)syscall(SYS_mmap, NULL, m->length, PROT_NONE,
+	                             MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0L);
+	m->base = base == MAP_FAILED ? NULL : base;
+	return m->base ? 0 : errno;
+}
+
+/* Maps a ring where there is room for it. */
+static int map_reserved(struct memory *m, int fd, uint64_t length)
+{
+	int error = 0;
+
+	if (length != m->length)
+		error = EPROTO;
+	else if (!ring_map_at(m->base, fd, length))
+		error = errno;
+	close_fd(fd);
+	return error;
+}
+
 static int grow(struct context *c, struct cq *cq, uint32_t cqe)
 {
 	struct verbs_resize_cq_request request = {.cq = cq->base.handle, .cqe = cqe};
@@ -72,23 +101,23 @@ static int grow(struct context *c, struct cq *cq, uint32_t cqe)
 	struct ring_consumer ring = {0};
 	struct verbs_completion *all = calloc((size_t)cq->base.cqe * 2, sizeof(*all));
 	int fd = -1;
-	int error = all ? 0 : ENOMEM;
+	int error = all ? reserve(&memory, cqe) : ENOMEM;
 
 	if (!error)
 		error = control_request(c, VERBS_RESIZE_CQ, &request, sizeof(request), &reply, sizeof(reply),
 		                        &fd, 1);
 	if (error) {
+		memory_unmap(&memory);
 		free(all);
 		return error;
 	}
-	error = memory_map(&memory, fd, reply.memory_size);
+	error = map_reserved(&memory, fd, reply.memory_size);
 	if (!error &&
 	    (reply.capacity <= (uint32_t)cq->base.cqe ||
 	     !ring_consumer_attach(&ring, memory.base, memory.length, VERBS_CQ_RING, reply.capacity)))
 		error = EPROTO;
 	if (error) {
-		/* The router goes on where nobody looks, also if there is no memory for it here: the device
-		 * is lost. */
+		/* The router goes on where nobody looks: the device is lost. */
 		control_give_up(c);
 		memory_unmap(&memory);
 		free(all);

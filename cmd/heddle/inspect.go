@@ -168,6 +168,7 @@ type doctorReport struct {
 
 func newDoctorCmd() *cobra.Command {
 	var output outputFormat
+	var card string
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Check this machine for what Heddle needs",
@@ -177,7 +178,7 @@ without which Heddle does not work. With --output json: an object with "ok" and 
 		Args:         cobra.NoArgs,
 		SilenceUsage: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			checks := doctor.Run(cmd.Context())
+			checks := doctor.Run(cmd.Context(), card)
 			missing := doctor.Missing(checks)
 			var err error
 			if output == jsonOutput {
@@ -191,6 +192,7 @@ without which Heddle does not work. With --output json: an object with "ok" and 
 			return err
 		},
 	}
+	cmd.Flags().StringVar(&card, "rdma-device", "", "RDMA card that heddled is to have (its flag of this name): whether it can be used")
 	addOutputFlag(cmd, &output)
 	return cmd
 }

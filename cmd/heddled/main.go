@@ -74,7 +74,7 @@ func newCommand() *cobra.Command {
 			}
 			cfg, err := f.config()
 			if err == nil {
-				err = run(cmd.Context(), cfg)
+				err = run(cmd.Context(), cfg, f.rdmaDevice)
 			}
 			if err != nil && f.logFormat == logform.JSON && cfg.Log != nil {
 				cfg.Log.Error("the agent ends", "err", err)
@@ -343,7 +343,7 @@ func sayFiles(ctx context.Context, log *slog.Logger) {
 		"limit", files, "containers", room)
 }
 
-func run(ctx context.Context, cfg node.Config) error {
+func run(ctx context.Context, cfg node.Config, card string) error {
 	for _, p := range model.Protections {
 		if !p.Protection.On() {
 			cfg.Log.Warn("built for the attack suite: runs without a protection", "protection", p.Name)
@@ -357,7 +357,7 @@ func run(ctx context.Context, cfg node.Config) error {
 		runtime.GOMAXPROCS(leastProcs) // from now on it does not follow changes of the cgroup's limit
 	}
 	sayFiles(ctx, cfg.Log)
-	cfg.Features = doctor.Run(ctx)
+	cfg.Features = doctor.Run(ctx, card)
 	if missing := doctor.Missing(cfg.Features); len(missing) > 0 {
 		cfg.Log.Error("this host lacks what Heddle needs: run `heddle doctor`", "missing", missing)
 	}

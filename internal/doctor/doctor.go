@@ -23,7 +23,8 @@ type finding struct {
 // Run makes every check and reports them in the order of the table. It makes threads in namespaces
 // of their own and runs `runc --version`; ctx bounds the latter. Without the privileges an agent
 // needs, the checks that need them too are left out, and the check "privileges" says so.
-func Run(ctx context.Context) []api.Check {
+// card is the RDMA device that pairs between nodes are to go by, "" if there is none.
+func Run(ctx context.Context, card string) []api.Check {
 	h := host{root: "/"}
 	found := []finding{probePrivileges(), h.kernel(), h.cgroup2(), h.pidNamespace()}
 	if found[0].err == nil {
@@ -33,6 +34,9 @@ func Run(ctx context.Context) []api.Check {
 		h.fwmarkAccept(), ipv6(), h.ipv6Enabled(), h.ipv6Forwarding())
 	found = append(found, runc(ctx)...)
 	found = append(found, verbsRouter(), verbsUserfaultfd(), verbsLibrary())
+	if card != "" {
+		found = append(found, h.verbsCard(card))
+	}
 	found = append(found, stackModules()...)
 	return checks(found)
 }

@@ -14,7 +14,7 @@ import (
 // Run must work on whatever machine the tests run on, and leave the process as it was.
 func TestRunHere(t *testing.T) {
 	before := processState(t)
-	checks := Run(t.Context())
+	checks := Run(t.Context(), "none")
 	seen := map[string]bool{}
 	for _, c := range checks {
 		t.Logf("%-8s %-24s %s", c.Status, c.Name, c.Detail)

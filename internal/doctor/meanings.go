@@ -118,6 +118,8 @@ var meanings = map[string]meaning{
 		"boot a kernel 6.5 or later with CONFIG_USERFAULTFD and CONFIG_PTE_MARKER_UFFD_WP"},
 	"verbs_library": {false, "containers that ask for an RDMA device do not start",
 		"install libheddle-verbs.so beside heddle-runtime, or in ../lib/heddle from there (`make build` builds it)"},
+	"verbs_card": {false, "queue pairs between nodes do not go by the card, but by TCP; heddled does not start with a name that is not there",
+		"do what is said of it: `--rdma-device` with a name of `ibv_devices`, libibverbs and the card's provider installed, port 1 up"},
 	"runc_libseccomp": {false, "a signal without SA_RESTART interrupts (EINTR) socket() calls more often: also those that the agent is answering",
 		"use a runc that is built with libseccomp 2.6 or later (runc features: supportedFlags)"},
 }

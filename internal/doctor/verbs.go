@@ -1,10 +1,13 @@
 package doctor
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
+	"strings"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -65,6 +68,38 @@ func verbsLibrary() finding {
 	f := finding{name: "verbs_library"}
 	f.detail, f.err = wrapper.VerbsLibrary()
 	return f
+}
+
+// verbsCard looks whether the router could use the RDMA device of this name: the machine has it and
+// libibverbs, and the port that the router uses is up.
+func (h host) verbsCard(name string) finding {
+	f := finding{name: "verbs_card", detail: name}
+	infiniband := filepath.Join(h.root, "sys/class/infiniband")
+	if f.err = verbs.CheckDeviceIn(infiniband, name); f.err != nil {
+		return f
+	}
+	if !h.hasLibrary("libibverbs.so.1") {
+		f.err = errors.New("the node has no libibverbs.so.1: apt-get install libibverbs1 ibverbs-providers")
+		return f
+	}
+	state, err := os.ReadFile(filepath.Join(infiniband, name, "ports/1/state"))
+	switch said := strings.TrimSpace(string(state)); {
+	case err != nil:
+		f.err = fmt.Errorf("read the state of port 1 of %s: %w", name, err)
+	case !strings.HasSuffix(said, ": ACTIVE"):
+		f.err = fmt.Errorf("port 1 of %s is not active (%s): bring its network device up, or look at its cable", name, said)
+	}
+	return f
+}
+
+// hasLibrary says whether a program of the machine would find a library: the loader's cache has it,
+// or a folder that is looked into without one.
+func (h host) hasLibrary(file string) bool {
+	if cache, err := os.ReadFile(filepath.Join(h.root, "etc/ld.so.cache")); err == nil && bytes.Contains(cache, []byte("/"+file+"\x00")) {
+		return true
+	}
+	found, _ := filepath.Glob(filepath.Join(h.root, "usr/lib*", file)) // the pattern is good
+	return len(found) > 0
 }
 
 // copiesMemory reads a byte of this process as the router does one of another.

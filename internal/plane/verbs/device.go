@@ -10,9 +10,10 @@ import (
 )
 
 // CheckDevice says whether the machine has an RDMA device of this name, and which ones it has.
-func CheckDevice(name string) error { return checkDevice("/sys/class/infiniband", name) }
+func CheckDevice(name string) error { return CheckDeviceIn("/sys/class/infiniband", name) }
 
-func checkDevice(dir, name string) error {
+// CheckDeviceIn is CheckDevice for a machine whose devices are in dir.
+func CheckDeviceIn(dir, name string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) { // a kernel without RDMA has no such folder
 		return fmt.Errorf("look for RDMA devices: %w", err)

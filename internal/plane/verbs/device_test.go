@@ -10,7 +10,7 @@ import (
 func TestCheckDevice(t *testing.T) {
 	dir := t.TempDir()
 	none := filepath.Join(dir, "none")
-	if err := checkDevice(none, "rxe0"); err == nil || !strings.Contains(err.Error(), "and no other") {
+	if err := CheckDeviceIn(none, "rxe0"); err == nil || !strings.Contains(err.Error(), "and no other") {
 		t.Errorf("without devices: %v", err)
 	}
 	for _, name := range []string{"mlx5_0", "rxe0"} {
@@ -18,10 +18,10 @@ func TestCheckDevice(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := checkDevice(dir, "rxe0"); err != nil {
+	if err := CheckDeviceIn(dir, "rxe0"); err != nil {
 		t.Error(err)
 	}
-	if err := checkDevice(dir, "rxe1"); err == nil || !strings.HasSuffix(err.Error(), "there are: mlx5_0, rxe0") {
+	if err := CheckDeviceIn(dir, "rxe1"); err == nil || !strings.HasSuffix(err.Error(), "there are: mlx5_0, rxe0") {
 		t.Errorf("with others: %v", err)
 	}
 }

@@ -43,6 +43,9 @@ func (ep *endpoint) hasSocket() bool {
 	return err == nil
 }
 
+// maxSocketName is how long a socket's name may be: sockaddr_un's, less its end.
+const maxSocketName = 107
+
 // listen makes the socket anew, to which programs can connect from then on. The folder stays the
 // same if there is one: it is what containers have mounted.
 func (ep *endpoint) listen() error {
@@ -61,7 +64,13 @@ func (ep *endpoint) listen() error {
 		return err
 	}
 	path := fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), folder.Socket)
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	// `ss -x` shows for good the name by which a socket was bound: it is made beside the folder,
+	// where containers do not come, and moved, which the kernel does within a mount only.
+	made := ep.dir + "." + folder.Socket
+	if len(made) > maxSocketName {
+		made = path
+	}
+	if err := os.Remove(made); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
@@ -69,10 +78,13 @@ func (ep *endpoint) listen() error {
 		return fmt.Errorf("socket: %w", err)
 	}
 	listener := os.NewFile(uintptr(fd), filepath.Join(ep.dir, folder.Socket))
-	if err = unix.Bind(fd, &unix.SockaddrUnix{Name: path}); err == nil {
-		if err = os.Chmod(path, 0o666); err == nil {
+	if err = unix.Bind(fd, &unix.SockaddrUnix{Name: made}); err == nil {
+		if err = os.Chmod(made, 0o666); err == nil {
 			err = unix.Listen(fd, unix.SOMAXCONN)
 		}
+	}
+	if err == nil && made != path {
+		err = os.Rename(made, path)
 	}
 	if err != nil {
 		return errors.Join(fmt.Errorf("listen at %s: %w", listener.Name(), err), listener.Close())

@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -47,4 +48,25 @@ func TestListenStaysInItsFolder(t *testing.T) {
 		}
 	}()
 	<-done
+}
+
+// TestListenerHasAName: who looks at the node's sockets (`ss -x`) sees whose an endpoint's is, and
+// nothing is left beside its folder.
+func TestListenerHasAName(t *testing.T) {
+	above := filepath.Join("/tmp", "heddle-"+strconv.Itoa(os.Getpid()))
+	testutil.NoError(t, os.Mkdir(above, 0o700)) // a name of t.TempDir() may be too long
+	t.Cleanup(func() { _ = os.RemoveAll(above) })
+	ep := newEndpoint(model.Endpoint{}, filepath.Join(above, "3"))
+	for range 2 { // an agent that starts anew finds the socket of the last one
+		testutil.NoError(t, ep.listen())
+		name, err := unix.Getsockname(int(ep.listener.Fd()))
+		testutil.NoError(t, err)
+		if got := name.(*unix.SockaddrUnix).Name; got != filepath.Join(above, "3.control") {
+			t.Errorf("it is %s", got)
+		}
+		if left, err := os.ReadDir(above); err != nil || len(left) != 1 || !ep.hasSocket() {
+			t.Errorf("the folders are %v, %v, and a socket %v", left, err, ep.hasSocket())
+		}
+	}
+	ep.close()
 }

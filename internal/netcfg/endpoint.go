@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg/sysctl"
 	"heddle.dev/heddle/internal/netns"
 )
 
@@ -255,11 +256,11 @@ func readyContainerSide(cfg EndpointConfig) (netlink.Link, error) {
 		return nil, err
 	}
 	// After the MTU, since a device with too small a one has no IPv6 settings.
-	n, err := openSysctls()
+	n, err := sysctl.Open()
 	if err != nil {
 		return nil, err
 	}
-	defer n.close()
+	defer n.Close()
 	return eth, ready6(n, cfg.Device, cfg.Addrs, "lo")
 }
 
@@ -351,7 +352,7 @@ func readyHostSide(host netlink.Link, cfg EndpointConfig) error {
 	if err := setMTU(each(), host, cfg.MTU); err != nil {
 		return err
 	}
-	n, err := nodeSysctls()
+	n, err := sysctl.OfNode()
 	if err != nil {
 		return err
 	}

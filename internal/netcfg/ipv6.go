@@ -12,6 +12,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/netcfg/sysctl"
 )
 
 // minMTU6 is the smallest packet every IPv6 link must carry; the kernel has no IPv6 on a device
@@ -35,7 +37,7 @@ func (e *IPv6Error) Unwrap() error { return e.Err }
 // having IPv6 overlay addresses with this underlay address. Any other error is one of looking.
 func CheckIPv6(underlay netip.Addr) error {
 	for _, device := range []string{"all", "lo"} {
-		off, err := sysctl("ipv6/conf/" + device + "/disable_ipv6")
+		off, err := sysctl.Get("ipv6/conf/" + device + "/disable_ipv6")
 		if errors.Is(err, os.ErrNotExist) {
 			return &IPv6Error{"ipv6", errors.New("the kernel has none")}
 		}
@@ -75,23 +77,23 @@ func CheckIPv6(underlay netip.Addr) error {
 // canForward6 reports whether IPv6 packets can be forwarded without changing what others see:
 // single devices can be allowed to (Linux 6.17), or the machine is a router already.
 func canForward6() (bool, error) {
-	if _, err := sysctl("ipv6/conf/all/force_forwarding"); err == nil || !errors.Is(err, os.ErrNotExist) {
+	if _, err := sysctl.Get("ipv6/conf/all/force_forwarding"); err == nil || !errors.Is(err, os.ErrNotExist) {
 		return err == nil, err
 	}
-	on, err := sysctl("ipv6/conf/all/forwarding")
+	on, err := sysctl.Get("ipv6/conf/all/forwarding")
 	return on != "0", err
 }
 
 // forwardFrom lets IPv6 packets that arrive by device be forwarded. The setting for the whole
 // machine would make it a router: the kernel discards default routes that router advertisements
 // set, and takes no more. "forwarding" of a single device forwards nothing.
-func forwardFrom(n *sysctls, device string) error {
-	if on, err := n.get("ipv6/conf/all/forwarding"); err != nil {
+func forwardFrom(n *sysctl.Namespace, device string) error {
+	if on, err := n.Get("ipv6/conf/all/forwarding"); err != nil {
 		return err
 	} else if on != "0" {
 		return nil
 	}
-	return n.set(setting{"ipv6/conf/" + device + "/force_forwarding", "1"})
+	return n.Set(sysctl.Setting{Path: "ipv6/conf/" + device + "/force_forwarding", Value: "1"})
 }
 
 // setForwarding6 lets IPv6 packets be forwarded that come in by the overlay and from outside: by
@@ -121,11 +123,11 @@ func setForwarding6(h *netlink.Handle, underlay netlink.Link) error {
 			devices = append(devices, l.Attrs().Name)
 		}
 	}
-	n, err := openSysctls()
+	n, err := sysctl.Open()
 	if err != nil {
 		return err
 	}
-	defer n.close()
+	defer n.Close()
 	for _, d := range devices {
 		if err := forwardFrom(n, d); err != nil {
 			return err
@@ -138,17 +140,18 @@ func setForwarding6(h *netlink.Handle, underlay netlink.Link) error {
 // it: no link-local address, no router advertisements, no search for duplicates. A kernel without
 // IPv6 has nothing to stop.
 func quietIPv6(device string) error {
-	n, err := openSysctls()
+	n, err := sysctl.Open()
 	if err != nil {
 		return err
 	}
-	defer n.close()
+	defer n.Close()
 	return quiet6(n, device)
 }
 
-func quiet6(n *sysctls, device string) error {
+func quiet6(n *sysctl.Namespace, device string) error {
 	conf := "ipv6/conf/" + device
-	err := n.set(setting{conf + "/addr_gen_mode", "1"}, setting{conf + "/accept_ra", "0"}, setting{conf + "/autoconf", "0"}, setting{conf + "/accept_dad", "0"})
+	err := n.Set([]sysctl.Setting{{Path: conf + "/addr_gen_mode", Value: "1"}, {Path: conf + "/accept_ra", Value: "0"},
+		{Path: conf + "/autoconf", Value: "0"}, {Path: conf + "/accept_dad", Value: "0"}}...)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
@@ -157,12 +160,12 @@ func quiet6(n *sysctls, device string) error {
 
 // ready6 is quietIPv6 for a device that may have one of addrs: that undoes for the device, and for
 // others, what the namespace's default may say, and then it is an error if there is no IPv6.
-func ready6(n *sysctls, device string, addrs []netip.Addr, others ...string) error {
+func ready6(n *sysctl.Namespace, device string, addrs []netip.Addr, others ...string) error {
 	if err := quiet6(n, device); err != nil || !hasIPv6(addrs) {
 		return err
 	}
 	for _, d := range append(others, device) {
-		if err := n.set(setting{"ipv6/conf/" + d + "/disable_ipv6", "0"}); err != nil {
+		if err := n.Set(sysctl.Setting{Path: "ipv6/conf/" + d + "/disable_ipv6", Value: "0"}); err != nil {
 			return err
 		}
 	}
@@ -233,7 +236,7 @@ func enableIPv6(device string, addrs []netip.Addr) error {
 	if !hasIPv6(addrs) {
 		return nil
 	}
-	return setSysctl("ipv6/conf/"+device+"/disable_ipv6", "0")
+	return sysctl.Set("ipv6/conf/"+device+"/disable_ipv6", "0")
 }
 
 func hasIPv6(addrs []netip.Addr) bool {

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg/sysctl"
 )
 
 // dumpAttempts bounds how often a netlink dump is repeated that a concurrent change interrupted.
@@ -163,11 +164,11 @@ func fromIP(ip net.IP) netip.Addr {
 
 // CongestionControl gives the name of the congestion control that the kernel gives sockets of this
 // network namespace.
-func CongestionControl() (string, error) { return sysctl("ipv4/tcp_congestion_control") }
+func CongestionControl() (string, error) { return sysctl.Get("ipv4/tcp_congestion_control") }
 
 // EphemeralPorts gives the ports that the kernel chooses from in this network namespace.
 func EphemeralPorts() (model.PortRange, error) {
-	value, err := sysctl(portRange)
+	value, err := sysctl.Get(portRange)
 	if err != nil {
 		return model.PortRange{}, err
 	}

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg/sysctl"
 )
 
 // SetupNode brings this network namespace to cfg: overlay device, divert pair, rule, the node's
@@ -229,7 +230,7 @@ func setDivertPair(h *netlink.Handle, addrs []netip.Addr) (netlink.Link, error) 
 		return nil, err
 	}
 	for key, value := range map[string]string{"accept_local": "1", "rp_filter": "2"} {
-		if err := setSysctl("ipv4/conf/"+DivertDevice+"/"+key, value); err != nil {
+		if err := sysctl.Set("ipv4/conf/"+DivertDevice+"/"+key, value); err != nil {
 			return nil, err
 		}
 	}
@@ -331,7 +332,7 @@ func setNodeRoutes(h *netlink.Handle, cfg NodeConfig) error {
 
 // setForwarding lets the node route between its containers, the overlay and the outside.
 func setForwarding(h *netlink.Handle, cfg NodeConfig, underlay netlink.Link) error {
-	if err := setSysctl("ipv4/ip_forward", "1"); err != nil {
+	if err := sysctl.Set("ipv4/ip_forward", "1"); err != nil {
 		return err
 	}
 	if !hasIPv6(gateways(cfg.Prefixes)) {

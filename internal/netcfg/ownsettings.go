@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"heddle.dev/heddle/internal/netcfg/sysctl"
 	"heddle.dev/heddle/internal/netns"
 )
 
@@ -37,19 +38,19 @@ func FollowOwnStack(path, device string, had, want map[string]string) (Kept, err
 	}
 	kept := make(Kept)
 	err = InContainer(path, func() error {
-		n, err := openSysctls()
+		n, err := sysctl.Open()
 		if err != nil {
 			return err
 		}
-		defer n.close()
+		defer n.Close()
 		var errs []error
 		for _, key := range keys {
 			if isMetric(key) {
 				continue
 			}
-			now, err := n.get(key)
+			now, err := n.Get(key)
 			if to, write := next(kept, key, now, usual[key], had, want); err == nil && write {
-				err = n.set(setting{key, to})
+				err = n.Set(sysctl.Setting{Path: key, Value: to})
 			}
 			if err != nil {
 				errs = append(errs, fmt.Errorf("container: %s: %w", key, err))
@@ -101,16 +102,16 @@ func usualSysctls(keys []string) (map[string]string, error) {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return fmt.Errorf("unshare: %w", err)
 		}
-		n, err := openSysctls()
+		n, err := sysctl.Open()
 		if err != nil {
 			return err
 		}
-		defer n.close()
+		defer n.Close()
 		for _, key := range keys {
 			if isMetric(key) {
 				continue
 			}
-			value, err := n.get(key)
+			value, err := n.Get(key)
 			if err != nil {
 				return err
 			}

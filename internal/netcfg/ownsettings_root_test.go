@@ -7,13 +7,14 @@ import (
 	"strings"
 	"testing"
 
+	"heddle.dev/heddle/internal/netcfg/sysctl"
 	"heddle.dev/heddle/internal/netns"
 	"heddle.dev/heddle/internal/testutil"
 )
 
 func rmemOf(t *testing.T, ns string) (value string) {
 	in(t, ns, func() (err error) {
-		value, err = sysctl("ipv4/tcp_rmem")
+		value, err = sysctl.Get("ipv4/tcp_rmem")
 		return err
 	})
 	return strings.Join(strings.Fields(value), " ")
@@ -31,7 +32,7 @@ func TestFollowOwnStack(t *testing.T) {
 		return kept
 	}
 	rmem := func() string { return rmemOf(t, ns) }
-	setRmem := func(value string) { in(t, ns, func() error { return setSysctl("ipv4/tcp_rmem", value) }) }
+	setRmem := func(value string) { in(t, ns, func() error { return sysctl.Set("ipv4/tcp_rmem", value) }) }
 	routes := func() string { return run(t, ns, "ip route") + run(t, ns, "ip -6 route") }
 	usual := rmem()
 	first := map[string]string{"ipv4/tcp_rmem": "4096 9000 9000", RouteCongestion: "reno", RouteWindow: "33"}

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg/sysctl"
 	"heddle.dev/heddle/internal/netns"
 )
 
@@ -102,11 +103,11 @@ func JoinOwnStack(cfg OwnStackConfig) error {
 	if err := cfg.Device.Routes.owned().ensure(mirror, own, crossing); err != nil {
 		return err
 	}
-	n, err := nodeSysctls()
+	n, err := sysctl.OfNode()
 	if err != nil {
 		return err
 	}
-	if err := n.set(setting{"ipv4/conf/" + cfg.Device.Name + "/route_localnet", "1"}); err != nil {
+	if err := n.Set(sysctl.Setting{Path: "ipv4/conf/" + cfg.Device.Name + "/route_localnet", Value: "1"}); err != nil {
 		return err
 	}
 	return inContainer(cfg.NetnsPath, func() error { return joinLoopback(cfg) })
@@ -115,12 +116,12 @@ func JoinOwnStack(cfg OwnStackConfig) error {
 // joinLoopback runs in the container's namespace. Packets that IntoLoopback hands to lo come
 // without the route that those sent there have, and would be taken for martians.
 func joinLoopback(cfg OwnStackConfig) error {
-	n, err := openSysctls()
+	n, err := sysctl.Open()
 	if err != nil {
 		return err
 	}
-	defer n.close()
-	if err := n.set(setting{"ipv4/conf/lo/accept_local", "1"}, setting{"ipv4/conf/lo/route_localnet", "1"}); err != nil {
+	defer n.Close()
+	if err := setLoopback(n, "1"); err != nil {
 		return err
 	}
 	class := uint32(cfg.ID)
@@ -134,20 +135,25 @@ func joinLoopback(cfg OwnStackConfig) error {
 	return movePorts(n, kernelPorts, cfg.Ports)
 }
 
+// setLoopback says whether lo takes any source, and loopback addresses that are routed.
+func setLoopback(n *sysctl.Namespace, value string) error {
+	return n.Set(sysctl.Setting{Path: "ipv4/conf/lo/accept_local", Value: value}, sysctl.Setting{Path: "ipv4/conf/lo/route_localnet", Value: value})
+}
+
 // kernelPorts are those that the kernel chooses from in a new network namespace.
 var kernelPorts = model.PortRange{First: 32768, Last: 60999}
 
 // movePorts has the kernel choose ports from another range in this network namespace, unless
 // somebody has given it one of their own.
-func movePorts(n *sysctls, from, to model.PortRange) error {
-	value, err := n.get(portRange)
+func movePorts(n *sysctl.Namespace, from, to model.PortRange) error {
+	value, err := n.Get(portRange)
 	if err != nil {
 		return err
 	}
 	if have, err := parsePorts(value); err != nil || have != from {
 		return err
 	}
-	return n.set(setting{portRange, fmt.Sprintf("%d\t%d", to.First, to.Last)})
+	return n.Set(sysctl.Setting{Path: portRange, Value: fmt.Sprintf("%d\t%d", to.First, to.Last)})
 }
 
 // LeaveOwnStack undoes in the container's namespace what JoinOwnStack did there for endpoint id and
@@ -160,13 +166,13 @@ func LeaveOwnStack(path string, id model.EndpointID, ports model.PortRange) erro
 		if err != nil || others {
 			return err
 		}
-		n, err := openSysctls()
+		n, err := sysctl.Open()
 		if err != nil {
 			return err
 		}
-		defer n.close()
+		defer n.Close()
 		return errors.Join(DetachTC(LoopbackIfindex, Egress), movePorts(n, ports, kernelPorts),
-			n.set(setting{"ipv4/conf/lo/accept_local", "0"}, setting{"ipv4/conf/lo/route_localnet", "0"}))
+			setLoopback(n, "0"))
 	})
 	if errors.Is(err, errNoContainer) {
 		return nil

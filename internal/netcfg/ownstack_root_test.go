@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg/sysctl"
 )
 
 // TestOwnStack joins a container's own stack to its node, twice, and parts them again.
@@ -81,7 +82,7 @@ func TestOwnStack(t *testing.T) {
 	}
 	chosen("left", "32768 60999")
 	// A container's own choice stays.
-	if err := InContainer(cfg.NetnsPath, func() error { return setSysctl("ipv4/ip_local_port_range", "20000\t30000") }); err != nil {
+	if err := InContainer(cfg.NetnsPath, func() error { return sysctl.Set("ipv4/ip_local_port_range", "20000\t30000") }); err != nil {
 		t.Fatal(err)
 	}
 	in(t, node, join)

@@ -1,4 +1,7 @@
-package netcfg
+// Package sysctl reads and writes the settings of network namespaces, below /proc/sys/net. It owns
+// how they are found quickly where there are thousands of namespaces, and the open directories of
+// the node's; what a setting should be its callers know.
+package sysctl
 
 import (
 	"bytes"
@@ -9,35 +12,35 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sysctls are the settings of a network namespace, below /proc/sys/net, for the threads that are in
-// it. To find "ipv4" or "ipv6" there the kernel compares those of all namespaces that were looked
-// at by way of the same mount, one after the other: 4 to 9 ms with 10,000, for each of a dozen
-// settings of a new endpoint. So each is found once for all that is read and set below it, and in a
-// container's namespace by way of a mount that nobody else has.
-type sysctls struct {
+// Namespace are the settings of a network namespace, for the threads that are in it. To find "ipv4"
+// or "ipv6" there the kernel compares those of all namespaces that were looked at by way of the
+// same mount, one after the other: 4 to 9 ms with 10,000, for each of a dozen settings of a new
+// endpoint. So each is found once for all that is read and set below it, and in a container's
+// namespace by way of a mount that nobody else has.
+type Namespace struct {
 	net int // an open /proc/sys/net
 
 	mu   sync.Mutex     // guards the rest
 	dirs map[string]int // "ipv4" and "ipv6", if they have been found
 }
 
-// openSysctls opens those of the calling thread's network namespace.
-func openSysctls() (*sysctls, error) {
-	fd, err := privateProcSysNet()
+// Open opens those of the calling thread's network namespace.
+func Open() (*Namespace, error) {
+	fd, err := privateRoot()
 	if err != nil { // it is the same, and may take longer
-		fd, err = unix.Open(procSysNet, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		fd, err = unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("open %s: %w", procSysNet, err)
+		return nil, fmt.Errorf("open %s: %w", root, err)
 	}
-	return &sysctls{net: fd, dirs: make(map[string]int)}, nil
+	return &Namespace{net: fd, dirs: make(map[string]int)}, nil
 }
 
-const procSysNet = "/proc/sys/net"
+const root = "/proc/sys/net"
 
-// privateProcSysNet opens it in a file system of its own, which goes with the last descriptor of
+// privateRoot opens it in a file system of its own, which goes with the last descriptor of
 // it.
-func privateProcSysNet() (int, error) {
+func privateRoot() (int, error) {
 	context, err := unix.Fsopen("proc", unix.FSOPEN_CLOEXEC)
 	if err != nil {
 		return -1, err
@@ -54,7 +57,8 @@ func privateProcSysNet() (int, error) {
 	return unix.Openat(mount, "sys/net", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 }
 
-func (n *sysctls) close() {
+// Close closes what is open of them.
+func (n *Namespace) Close() {
 	for _, fd := range n.dirs {
 		_ = unix.Close(fd)
 	}
@@ -66,12 +70,12 @@ func (n *sysctls) close() {
 var nodes struct {
 	mu     sync.Mutex // guards the rest
 	cookie uint64     // of the namespace; the kernel gives none twice
-	open   *sysctls
+	open   *Namespace
 }
 
-// nodeSysctls gives those of the calling thread's network namespace, which is the node's. They are
+// OfNode gives those of the calling thread's network namespace, which is the node's. They are
 // not to be closed.
-func nodeSysctls() (*sysctls, error) {
+func OfNode() (*Namespace, error) {
 	cookie, err := netnsCookie()
 	if err != nil {
 		return nil, err
@@ -81,7 +85,7 @@ func nodeSysctls() (*sysctls, error) {
 	if nodes.open != nil && nodes.cookie == cookie {
 		return nodes.open, nil
 	}
-	opened, err := openSysctls()
+	opened, err := Open()
 	if err != nil {
 		return nil, err
 	}
@@ -105,7 +109,7 @@ func netnsCookie() (uint64, error) {
 }
 
 // open opens the file path.
-func (n *sysctls) open(path string, flags int) (int, error) {
+func (n *Namespace) open(path string, flags int) (int, error) {
 	family, file, _ := strings.Cut(path, "/")
 	dir, err := n.dir(family)
 	if err != nil {
@@ -115,7 +119,7 @@ func (n *sysctls) open(path string, flags int) (int, error) {
 }
 
 // dir gives the open directory of that name.
-func (n *sysctls) dir(family string) (int, error) {
+func (n *Namespace) dir(family string) (int, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if fd, found := n.dirs[family]; found {
@@ -128,79 +132,79 @@ func (n *sysctls) dir(family string) (int, error) {
 	return fd, err
 }
 
-// setting is a file under /proc/sys/net and what is to be in it.
-type setting struct{ path, value string }
+// Setting is a file under /proc/sys/net and what is to be in it.
+type Setting struct{ Path, Value string }
 
-// get reads the file path.
-func (n *sysctls) get(path string) (string, error) {
+// Get reads the file path.
+func (n *Namespace) Get(path string) (string, error) {
 	fd, err := n.open(path, unix.O_RDONLY)
 	if err != nil {
-		return "", fmt.Errorf("read sysctl %s: %w", sysctlName(path), err)
+		return "", fmt.Errorf("read sysctl %s: %w", name(path), err)
 	}
 	defer unix.Close(fd)
-	have := make([]byte, sysctlBytes)
+	have := make([]byte, valueBytes)
 	size, err := unix.Pread(fd, have, 0)
 	if err != nil {
-		return "", fmt.Errorf("read sysctl %s: %w", sysctlName(path), err)
+		return "", fmt.Errorf("read sysctl %s: %w", name(path), err)
 	}
 	return string(bytes.TrimSpace(have[:size])), nil
 }
 
-// set writes values to files, unless they are there: some writes have side effects even when they
+// Set writes values to files, unless they are there: some writes have side effects even when they
 // change nothing.
-func (n *sysctls) set(settings ...setting) error {
+func (n *Namespace) Set(settings ...Setting) error {
 	for _, s := range settings {
 		if err := n.setOne(s); err != nil {
-			return fmt.Errorf("set sysctl %s = %s: %w", sysctlName(s.path), s.value, err)
+			return fmt.Errorf("set sysctl %s = %s: %w", name(s.Path), s.Value, err)
 		}
 	}
 	return nil
 }
 
 // setOne opens the file once to read and to write it.
-func (n *sysctls) setOne(s setting) error {
-	have := make([]byte, sysctlBytes)
-	fd, err := n.open(s.path, unix.O_RDWR)
+func (n *Namespace) setOne(s Setting) error {
+	have := make([]byte, valueBytes)
+	fd, err := n.open(s.Path, unix.O_RDWR)
 	readOnly := err
 	if err != nil { // it may be right where it cannot be written
-		fd, err = n.open(s.path, unix.O_RDONLY)
+		fd, err = n.open(s.Path, unix.O_RDONLY)
 	}
 	if err != nil {
 		return err
 	}
 	defer unix.Close(fd)
 	size, err := unix.Pread(fd, have, 0)
-	if err != nil || string(bytes.TrimSpace(have[:size])) == s.value {
+	if err != nil || string(bytes.TrimSpace(have[:size])) == s.Value {
 		return err
 	}
 	if readOnly != nil {
 		return readOnly
 	}
-	_, err = unix.Pwrite(fd, []byte(s.value), 0)
+	_, err = unix.Pwrite(fd, []byte(s.Value), 0)
 	return err
 }
 
-// sysctlBytes is more than any value has that is read or set here.
-const sysctlBytes = 256
+// valueBytes is more than any value has that is read or set here.
+const valueBytes = 256
 
-func sysctlName(path string) string { return "net." + strings.ReplaceAll(path, "/", ".") }
+func name(path string) string { return "net." + strings.ReplaceAll(path, "/", ".") }
 
-// sysctl is get of the calling thread's network namespace.
-func sysctl(path string) (string, error) {
-	n, err := openSysctls()
+// Get is Namespace.Get of the calling thread's network namespace.
+func Get(path string) (string, error) {
+	n, err := Open()
 	if err != nil {
 		return "", err
 	}
-	defer n.close()
-	return n.get(path)
+	defer n.Close()
+	return n.Get(path)
 }
 
-// setSysctl is set of the calling thread's network namespace, for one file.
-func setSysctl(path, value string) error {
-	n, err := openSysctls()
+// Set is Namespace.Set of the calling thread's network namespace, for one file.
+func Set(path, value string) error {
+	n, err := Open()
 	if err != nil {
 		return err
 	}
-	defer n.close()
-	return n.set(setting{path, value})
+	defer n.Close()
+	return n.Set(Setting{path, value})
 }

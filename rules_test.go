@@ -38,7 +38,8 @@ var allowed = map[string][]string{
 	"internal/plane/tcp/datapath":  {"internal/flow", "internal/plane/tcp/lockwait", "internal/plane/tcp/names"},
 	"internal/plane/tcp/lockwait":  {},
 	"internal/plane/tcp/names":     {},
-	"internal/netcfg":              {"internal/netcfg/sysctl", "internal/netns"},
+	"internal/netcfg":              {"internal/netcfg/rtnl", "internal/netcfg/sysctl", "internal/netns"},
+	"internal/netcfg/rtnl":         {},
 	"internal/netcfg/sysctl":       {},
 	"internal/plane/tcp/intercept": {"internal/trap", "internal/trap/task"},
 	"internal/trap":                {"internal/fdkeep", "internal/trap/task"},
@@ -145,7 +146,7 @@ var only = map[string]struct {
 	why       string
 }{
 	"github.com/cilium/ebpf":             {[]string{"internal/plane/tcp/datapath", "internal/plane/tcp/congestion", "internal/bench/baseline", "test/lab"}, "nothing else knows a BPF map's layout; congestion controls have maps of their own, and so has the bench's baseline; tests count entries"},
-	"github.com/vishvananda/netlink":     {[]string{"internal/netcfg", "internal/lab/fabric"}, "devices and routes of a node have one owner; the lab wires hosts, which is no agent's business"},
+	"github.com/vishvananda/netlink":     {[]string{"internal/netcfg", "internal/netcfg/rtnl", "internal/lab/fabric"}, "devices and routes of a node have one owner; the lab wires hosts, which is no agent's business"},
 	"golang.zx2c4.com/wireguard":         {[]string{"internal/netcfg"}, "a node's devices have one owner"},
 	"go.opentelemetry.io/proto":          {[]string{"internal/otlp"}, "what leaves the node has one way out"},
 	"github.com/google/nftables":         {[]string{"internal/netcfg"}, "the firewall has one owner"},

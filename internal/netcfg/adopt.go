@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg/rtnl"
 	"heddle.dev/heddle/internal/netns"
 )
 
@@ -31,7 +32,7 @@ func AdoptEndpoint(cfg EndpointConfig) (EndpointDevice, error) {
 		return EndpointDevice{}, fmt.Errorf("endpoint %d: netns_path: %w", cfg.ID, err)
 	}
 	defer ns.Close()
-	h, err := open()
+	h, err := rtnl.Open()
 	if err != nil {
 		return EndpointDevice{}, err
 	}
@@ -65,7 +66,7 @@ func findAdopted(h *netlink.Handle, ns *os.File, cfg EndpointConfig) (EndpointDe
 	}
 	var inside netlink.LinkAttrs
 	err := netns.DoIn(ns, func() error {
-		in, err := open()
+		in, err := rtnl.Open()
 		if err != nil {
 			return err
 		}
@@ -77,12 +78,12 @@ func findAdopted(h *netlink.Handle, ns *os.File, cfg EndpointConfig) (EndpointDe
 		if l.Type() != "veth" {
 			return fmt.Errorf("container: device %s is a %s: only veth pairs, as bridge and ptp make them, can be adopted", cfg.Device, l.Type())
 		}
-		addrs, err := dump(func() ([]netlink.Addr, error) { return in.AddrList(l, netlink.FAMILY_V4) })
+		addrs, err := rtnl.Dump(func() ([]netlink.Addr, error) { return in.AddrList(l, netlink.FAMILY_V4) })
 		if err != nil {
 			return fmt.Errorf("container: device %s: list addresses: %w", cfg.Device, err)
 		}
 		want := sameFamily(netip.IPv4Unspecified(), cfg.Addrs)
-		if !slices.ContainsFunc(addrs, func(a netlink.Addr) bool { return fromIPNet(a.IPNet).Addr() == want }) {
+		if !slices.ContainsFunc(addrs, func(a netlink.Addr) bool { return rtnl.FromIPNet(a.IPNet).Addr() == want }) {
 			return fmt.Errorf("container: device %s lacks the address %s that it is to be adopted with", cfg.Device, want)
 		}
 		inside = *l.Attrs()
@@ -115,7 +116,7 @@ func findAdopted(h *netlink.Handle, ns *os.File, cfg EndpointConfig) (EndpointDe
 // InspectAdopted is InspectEndpoint for what AdoptEndpoint found.
 func InspectAdopted(cfg EndpointConfig) (EndpointState, error) {
 	var st EndpointState
-	h, err := open()
+	h, err := rtnl.Open()
 	if err != nil {
 		return st, err
 	}
@@ -146,7 +147,7 @@ func InspectAdopted(cfg EndpointConfig) (EndpointState, error) {
 // LeaveAdopted detaches Heddle's programs from all devices of other networks but those in keep:
 // without an endpoint they let nothing through.
 func LeaveAdopted(keep map[int]bool) error {
-	h, err := open()
+	h, err := rtnl.Open()
 	if err != nil {
 		return err
 	}
@@ -172,7 +173,7 @@ func LeaveAdopted(keep map[int]bool) error {
 // AdoptedDevices names the devices of other networks that carry endpoints: those with Heddle's
 // programs on them.
 func AdoptedDevices() (names []string, err error) {
-	h, err := open()
+	h, err := rtnl.Open()
 	if err != nil {
 		return nil, err
 	}
@@ -186,7 +187,7 @@ func AdoptedDevices() (names []string, err error) {
 
 // adoptedLinks gives the veth devices that are not Heddle's and have its program.
 func adoptedLinks(h *netlink.Handle) (out []netlink.Link, err error) {
-	links, err := dump(h.LinkList)
+	links, err := rtnl.Dump(h.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list devices: %w", err)
 	}

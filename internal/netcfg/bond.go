@@ -4,12 +4,14 @@ import (
 	"fmt"
 
 	"github.com/vishvananda/netlink"
+
+	"heddle.dev/heddle/internal/netcfg/rtnl"
 )
 
 // SendsWithManyAddresses reports whether a device, or one that it is on, is a bond that gives what
 // it sends the hardware addresses of several devices.
 func SendsWithManyAddresses(ifindex int) (bool, error) {
-	h, err := open()
+	h, err := rtnl.Open()
 	if err != nil {
 		return false, err
 	}

@@ -10,6 +10,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/netcfg/rtnl"
 )
 
 // deleteSeen deletes l, and returns when nobody can see or use it any more: it, its peer and their
@@ -26,7 +28,7 @@ func deleteSeen(l netlink.Link) (told bool, err error) {
 		return false, nil
 	}
 	// It is told of the first end of a pair, under the lock that this question waits for.
-	left, err := findLink(l.Attrs().Name)
+	left, err := rtnl.FindLink(l.Attrs().Name)
 	if err == nil && left != nil && left.Attrs().Index == l.Attrs().Index {
 		err = fmt.Errorf("delete device %s: the kernel says that it is gone, and it is there", l.Attrs().Name)
 	}
@@ -57,7 +59,7 @@ func deleteEchoed(index int) (told bool, err error) {
 		<-read
 		_ = socket.Close()
 	}()
-	answer := make([]byte, answerBytes)
+	answer := make([]byte, rtnl.AnswerBytes)
 	for {
 		n, err := socket.Read(answer)
 		if errors.Is(err, os.ErrDeadlineExceeded) {

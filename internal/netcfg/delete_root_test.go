@@ -6,6 +6,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"heddle.dev/heddle/internal/netcfg/rtnl"
 	"heddle.dev/heddle/internal/netns"
 	"heddle.dev/heddle/internal/testutil"
 )
@@ -21,7 +22,7 @@ func TestDeleteSeen(t *testing.T) {
 	}
 	defer ns.Close()
 	in(t, node, func() error {
-		h, err := open()
+		h, err := rtnl.Open()
 		if err != nil {
 			return err
 		}

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"heddle.dev/heddle/internal/netcfg/rtnl"
 	"heddle.dev/heddle/internal/testutil"
 )
 
@@ -196,7 +197,7 @@ func TestAttachTC(t *testing.T) {
 func addForeignFilter(t *testing.T, ns string, index, fd int) {
 	t.Helper()
 	in(t, ns, func() error {
-		h, err := open()
+		h, err := rtnl.Open()
 		if err != nil {
 			return err
 		}

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg/rtnl"
 	"heddle.dev/heddle/internal/netcfg/sysctl"
 	"heddle.dev/heddle/internal/netns"
 )
@@ -210,7 +211,7 @@ func (c *EndpointConfig) setMTU() error {
 	if c.MTU != 0 {
 		return nil
 	}
-	overlay, err := getLink(OverlayDevice)
+	overlay, err := rtnl.GetLink(OverlayDevice)
 	if err != nil {
 		return fmt.Errorf("endpoint %d: %w; set the node up first", c.ID, err)
 	}
@@ -248,11 +249,11 @@ func openContainer(path string) (*os.File, error) {
 // readyContainerSide runs in the container's namespace, and sets what a device of an endpoint is
 // set to there before it has addresses.
 func readyContainerSide(cfg EndpointConfig) (netlink.Link, error) {
-	eth, err := getLink(cfg.Device)
+	eth, err := rtnl.GetLink(cfg.Device)
 	if err != nil {
 		return nil, err
 	}
-	if err := setMTU(each(), eth, cfg.MTU); err != nil {
+	if err := rtnl.SetMTU(rtnl.Each(), eth, cfg.MTU); err != nil {
 		return nil, err
 	}
 	// After the MTU, since a device with too small a one has no IPv6 settings.
@@ -270,22 +271,22 @@ func readyContainerSide(cfg EndpointConfig) (netlink.Link, error) {
 func setContainerSide(eth netlink.Link, cfg EndpointConfig, fresh bool) error {
 	// Up before the addresses, since going down takes IPv6 ones away. lo carries what the container
 	// sends to itself.
-	var b batch
+	var b rtnl.Batch
 	index := eth.Attrs().Index
-	b.up(LoopbackIfindex)
-	b.up(index)
+	b.Up(LoopbackIfindex)
+	b.Up(index)
 	for _, a := range cfg.Addrs {
 		if fresh {
-			b.address(index, a)
+			b.Address(index, a)
 		}
 		// Not by setNeighbours: see there of what a list costs.
-		b.neighbour(index, sameFamily(a, cfg.Gateways), hostMAC(cfg.ID).String())
+		b.Neighbour(index, sameFamily(a, cfg.Gateways), hostMAC(cfg.ID).String())
 	}
-	if err := b.do(unix.EEXIST); err != nil {
+	if err := b.Do(unix.EEXIST); err != nil {
 		return err
 	}
 	if !fresh {
-		if err := setAddrs(each(), eth, cfg.Addrs); err != nil {
+		if err := setAddrs(rtnl.Each(), eth, cfg.Addrs); err != nil {
 			return err
 		}
 	}
@@ -298,7 +299,7 @@ func setContainerSide(eth netlink.Link, cfg EndpointConfig, fresh bool) error {
 // setContainerRoutes is the part of setContainerSide that leads out of the container by neighbours
 // that are there. fresh says that no route of Heddle's is yet.
 func setContainerRoutes(index int, cfg EndpointConfig, fresh bool) error {
-	h := each()
+	h := rtnl.Each()
 	owned := &ownedRoutes{h: h}
 	var routes []route
 	for _, a := range cfg.Addrs {
@@ -349,7 +350,7 @@ func defaultDst(a netip.Addr) netip.Prefix {
 // readyHostSide is readyContainerSide for the node's end.
 func readyHostSide(host netlink.Link, cfg EndpointConfig) error {
 	name := host.Attrs().Name
-	if err := setMTU(each(), host, cfg.MTU); err != nil {
+	if err := rtnl.SetMTU(rtnl.Each(), host, cfg.MTU); err != nil {
 		return err
 	}
 	n, err := sysctl.OfNode()
@@ -365,11 +366,11 @@ func readyHostSide(host netlink.Link, cfg EndpointConfig) error {
 // setHostSide sets the node's end up and leads the endpoint's addresses to it. fresh says that the
 // device was made just now: nothing of an earlier state leads to it.
 func setHostSide(host netlink.Link, cfg EndpointConfig, fresh bool) error {
-	h, index := each(), host.Attrs().Index
-	var b batch
+	h, index := rtnl.Each(), host.Attrs().Index
+	var b rtnl.Batch
 	if alias := cfg.Name[:min(len(cfg.Name), maxAlias)]; host.Attrs().Alias != alias || host.Attrs().Flags&net.FlagUp == 0 {
-		b.alias(index, alias)
-		b.up(index)
+		b.Alias(index, alias)
+		b.Up(index)
 	}
 	routes := cfg.Routes.owned()
 	if !fresh {
@@ -382,7 +383,7 @@ func setHostSide(host netlink.Link, cfg EndpointConfig, fresh bool) error {
 	for _, a := range cfg.Addrs {
 		neighbours[a] = containerMAC(cfg.ID).String()
 		if fresh {
-			b.neighbour(index, a, neighbours[a])
+			b.Neighbour(index, a, neighbours[a])
 		}
 		dst := netip.PrefixFrom(a, a.BitLen())
 		want = append(want, route{table: unix.RT_TABLE_MAIN, dst: dst, kind: unix.RTN_UNICAST, link: index, src: sameFamily(a, cfg.Gateways), advMSS: loopbackMSS(a)})
@@ -393,7 +394,7 @@ func setHostSide(host netlink.Link, cfg EndpointConfig, fresh bool) error {
 			return err
 		}
 	}
-	if err := b.do(); err != nil {
+	if err := b.Do(); err != nil {
 		return err
 	}
 	if !fresh {
@@ -434,7 +435,7 @@ func dropOldAddrs(routes *ownedRoutes, index int, cfg EndpointConfig) error {
 // went with the container's namespace, is no error; a device of the same name that is not Heddle's
 // stays.
 func DelEndpoint(id model.EndpointID, addrs []netip.Addr, table int) error {
-	h, err := open()
+	h, err := rtnl.Open()
 	if err != nil {
 		return err
 	}
@@ -444,7 +445,7 @@ func DelEndpoint(id model.EndpointID, addrs []netip.Addr, table int) error {
 	for _, a := range addrs {
 		errs = append(errs, deleteRoute(h, localRoute(table, a)))
 	}
-	host, err := findLink(deviceName(id))
+	host, err := rtnl.FindLink(deviceName(id))
 	errs = append(errs, err)
 	if host != nil {
 		if found, ours := endpointOf(host); ours && found == id {
@@ -466,7 +467,7 @@ func localRoute(table int, a netip.Addr) route {
 // KeepLocal removes the routes that make addresses of endpoints local to the node for marked
 // packets, but for those in keep.
 func KeepLocal(keep map[netip.Addr]bool) error {
-	h, err := open()
+	h, err := rtnl.Open()
 	if err != nil {
 		return err
 	}
@@ -480,12 +481,12 @@ func KeepLocal(keep map[netip.Addr]bool) error {
 
 // Endpoints lists the endpoint devices of this network namespace, sorted by id.
 func Endpoints() ([]EndpointLink, error) {
-	h, err := open()
+	h, err := rtnl.Open()
 	if err != nil {
 		return nil, err
 	}
 	defer h.Close()
-	links, err := dump(h.LinkList)
+	links, err := rtnl.Dump(h.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list devices: %w", err)
 	}

@@ -6,8 +6,6 @@ import (
 	"net"
 	"net/netip"
 
-	"syscall"
-
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
@@ -15,9 +13,9 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"heddle.dev/heddle/internal/netns"
-
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg/rtnl"
+	"heddle.dev/heddle/internal/netns"
 )
 
 // Feature is the outcome of trying one thing in a network namespace of its own. What lacking it
@@ -84,20 +82,20 @@ func inThrowAwayNetns(f func() error) error {
 func tryVeth(h *netlink.Handle) error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = "probe0"
-	return errnoOf("add veth", h.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "probe1"}))
+	return rtnl.Errno("add veth", h.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "probe1"}))
 }
 
 func tryVXLAN(h *netlink.Handle) error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = "probe-vxlan"
-	return errnoOf("add vxlan", h.LinkAdd(&netlink.Vxlan{LinkAttrs: attrs, VxlanId: 1, Port: 4789, Learning: false}))
+	return rtnl.Errno("add vxlan", h.LinkAdd(&netlink.Vxlan{LinkAttrs: attrs, VxlanId: 1, Port: 4789, Learning: false}))
 }
 
 // LoopbackIfindex is what every network namespace gives its lo.
 const LoopbackIfindex = 1
 
 func tryClsact(h *netlink.Handle) error {
-	return errnoOf("add clsact", h.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
+	return rtnl.Errno("add clsact", h.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
 		LinkIndex: LoopbackIfindex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}))
 }
 
@@ -122,7 +120,7 @@ func tryClassifier(h *netlink.Handle, filter netlink.Filter) error {
 	case errors.Is(err, unix.EINVAL):
 		return nil
 	}
-	return errnoOf("add filter", err)
+	return rtnl.Errno("add filter", err)
 }
 
 // probeMark and probeTable are of the throw-away namespace only.
@@ -143,19 +141,19 @@ func fwmarkRule(h *netlink.Handle, family int, p netip.Prefix) error {
 	// A route may not go through a device that is down.
 	lo, err := h.LinkByIndex(LoopbackIfindex)
 	if err != nil {
-		return errnoOf("find lo", err)
+		return rtnl.Errno("find lo", err)
 	}
 	if err := h.LinkSetUp(lo); err != nil {
-		return errnoOf("set lo up", err)
+		return rtnl.Errno("set lo up", err)
 	}
 	rule := netlink.NewRule()
 	rule.Family, rule.Mark, rule.Table, rule.Priority = family, probeMark, probeTable, 10
 	if err := h.RuleAdd(rule); err != nil {
-		return errnoOf("add rule", err)
+		return rtnl.Errno("add rule", err)
 	}
 	route := &netlink.Route{LinkIndex: LoopbackIfindex, Table: probeTable, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST,
 		Dst: &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}}
-	return errnoOf("add local route", h.RouteAdd(route))
+	return rtnl.Errno("add local route", h.RouteAdd(route))
 }
 
 func tryMasquerade(*netlink.Handle) error {
@@ -175,7 +173,7 @@ func trySocketMatch(*netlink.Handle) error {
 func tryGuards(*netlink.Handle) error {
 	conn, err := nftables.New()
 	if err != nil {
-		return errnoOf("open nftables", err)
+		return rtnl.Errno("open nftables", err)
 	}
 	table := conn.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: "probe-guards"})
 	at := netip.AddrFrom4([4]byte{192, 0, 2, 1})
@@ -186,19 +184,19 @@ func tryGuards(*netlink.Handle) error {
 		return err
 	}
 	r.addEarly(LoopbackIfindex, LoopbackIfindex)
-	return errnoOf("add guards", conn.Flush())
+	return rtnl.Errno("add guards", conn.Flush())
 }
 
 // nftRule makes a table for both families with one chain and one rule in it.
 func nftRule(name string, t nftables.ChainType, hook *nftables.ChainHook, prio *nftables.ChainPriority, exprs ...expr.Any) error {
 	conn, err := nftables.New()
 	if err != nil {
-		return errnoOf("open nftables", err)
+		return rtnl.Errno("open nftables", err)
 	}
 	table := conn.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: "probe-" + name})
 	chain := conn.AddChain(&nftables.Chain{Name: "probe", Table: table, Type: t, Hooknum: hook, Priority: prio})
 	conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: exprs})
-	return errnoOf("add "+name+" rule", conn.Flush())
+	return rtnl.Errno("add "+name+" rule", conn.Flush())
 }
 
 func tryShape(h *netlink.Handle) error {
@@ -226,17 +224,5 @@ func tryMirred(*netlink.Handle) error {
 	}
 	req.AddData(actions)
 	_, err := req.Execute(unix.NETLINK_ROUTE, 0)
-	return errnoOf("add action mirred", err)
-}
-
-// errnoOf wraps err without what the libraries say around the kernel's answer; nil stays nil.
-func errnoOf(what string, err error) error {
-	if err == nil {
-		return nil
-	}
-	var errno syscall.Errno
-	if errors.As(err, &errno) {
-		err = errno
-	}
-	return fmt.Errorf("%s: %w", what, err)
+	return rtnl.Errno("add action mirred", err)
 }

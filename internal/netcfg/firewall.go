@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg/rtnl"
 )
 
 // firewallTable is the nftables table that holds everything of Heddle's.
@@ -192,7 +193,7 @@ func addrMatch(p netip.Prefix, which side, op expr.CmpOp) []expr.Any {
 	if which == destination {
 		offset += length
 	}
-	network := toIPNet(p.Masked())
+	network := rtnl.ToIPNet(p.Masked())
 	whole := uint32(p.Bits() / 8)
 	masked := p.Bits()%8 != 0 || whole == 0 || whole == 3
 	if !masked {

@@ -12,6 +12,8 @@ import (
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/netcfg/rtnl"
 )
 
 // legacyTables are where a network namespace lists the tables of iptables that are none of
@@ -37,7 +39,7 @@ func TunnelRules() (string, error) {
 	if err != nil || rules != "" {
 		return rules, err
 	}
-	policies, err := dump(func() ([]netlink.XfrmPolicy, error) { return netlink.XfrmPolicyList(netlink.FAMILY_ALL) })
+	policies, err := rtnl.Dump(func() ([]netlink.XfrmPolicy, error) { return netlink.XfrmPolicyList(netlink.FAMILY_ALL) })
 	if errors.Is(err, unix.EPROTONOSUPPORT) {
 		return "", nil // a kernel without IPsec
 	}
@@ -53,7 +55,7 @@ func TunnelRules() (string, error) {
 // NarrowRoute names the first of nodes to which the kernel's route says that packets are to be
 // smaller than its device takes; "" if there is none. Nodes without a route do not count.
 func NarrowRoute(nodes []netip.Addr) (string, error) {
-	h, err := open()
+	h, err := rtnl.Open()
 	if err != nil {
 		return "", err
 	}

@@ -7,6 +7,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/netcfg/rtnl"
 )
 
 // translationOverhead is by how much a header of IPv6 is longer than one of IPv4, in bytes.
@@ -24,7 +26,7 @@ type Inner struct {
 // SetInner makes InnerDevice, or brings the one there to want. What leaves by it is dropped until
 // the program is attached that translates it.
 func SetInner(want Inner) error {
-	h, err := open()
+	h, err := rtnl.Open()
 	if err != nil {
 		return err
 	}
@@ -59,7 +61,7 @@ func SetInner(want Inner) error {
 		if err := h.LinkSetARPOff(l); err != nil {
 			return fmt.Errorf("device %s: no ARP: %w", l.Attrs().Name, err)
 		}
-		if err := errors.Join(quietIPv6(l.Attrs().Name), setMTU(h, l, outer.Attrs().MTU-translationOverhead), setUp(h, l)); err != nil {
+		if err := errors.Join(quietIPv6(l.Attrs().Name), rtnl.SetMTU(h, l, outer.Attrs().MTU-translationOverhead), rtnl.SetUp(h, l)); err != nil {
 			return err
 		}
 	}
@@ -68,14 +70,14 @@ func SetInner(want Inner) error {
 
 // RemoveInner deletes the device of an earlier agent, whose underlay was IPv6.
 func RemoveInner() error {
-	h, err := open()
+	h, err := rtnl.Open()
 	if err != nil {
 		return err
 	}
 	defer h.Close()
-	have, err := findLink(InnerDevice)
+	have, err := rtnl.FindLink(InnerDevice)
 	if err != nil || have == nil || have.Attrs().HardwareAddr.String() != InnerMAC {
 		return err
 	}
-	return deleteLink(h, have)
+	return rtnl.DeleteLink(h, have)
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg/rtnl"
 	"heddle.dev/heddle/internal/netns"
 )
 
@@ -34,12 +35,12 @@ func InspectEndpoint(cfg EndpointConfig) (EndpointState, error) {
 	st := EndpointState{EndpointDevice: EndpointDevice{
 		Name: deviceName(cfg.ID), HostMAC: hostMAC(cfg.ID).String(), ContainerMAC: containerMAC(cfg.ID).String(),
 	}}
-	h, err := open()
+	h, err := rtnl.Open()
 	if err != nil {
 		return st, err
 	}
 	defer h.Close()
-	host, err := findLink(st.Name)
+	host, err := rtnl.FindLink(st.Name)
 	if err != nil {
 		return st, err
 	}
@@ -94,7 +95,7 @@ func containsRoute(have map[routeKey]route, match func(route) bool) bool {
 
 // inspectContainer runs in the container's namespace.
 func inspectContainer(cfg EndpointConfig, st *EndpointState) error {
-	h, err := open()
+	h, err := rtnl.Open()
 	if err != nil {
 		return err
 	}
@@ -111,7 +112,7 @@ func inspectContainer(cfg EndpointConfig, st *EndpointState) error {
 	if eth.Attrs().Flags&net.FlagUp == 0 {
 		st.Problems = append(st.Problems, fmt.Sprintf("device %s of the container is down", cfg.Device))
 	}
-	list, err := dump(func() ([]netlink.Addr, error) { return h.AddrList(eth, netlink.FAMILY_ALL) })
+	list, err := rtnl.Dump(func() ([]netlink.Addr, error) { return h.AddrList(eth, netlink.FAMILY_ALL) })
 	if err != nil {
 		return fmt.Errorf("device %s: list addresses: %w", cfg.Device, err)
 	}
@@ -120,7 +121,7 @@ func inspectContainer(cfg EndpointConfig, st *EndpointState) error {
 		return err
 	}
 	for _, a := range cfg.Addrs {
-		if !slices.ContainsFunc(list, func(have netlink.Addr) bool { return fromIPNet(have.IPNet).Addr() == a }) {
+		if !slices.ContainsFunc(list, func(have netlink.Addr) bool { return rtnl.FromIPNet(have.IPNet).Addr() == a }) {
 			st.Problems = append(st.Problems, fmt.Sprintf("device %s of the container lacks address %s", cfg.Device, a))
 		}
 		gw := sameFamily(a, cfg.Gateways)

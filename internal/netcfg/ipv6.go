@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"heddle.dev/heddle/internal/netcfg/rtnl"
 	"heddle.dev/heddle/internal/netcfg/sysctl"
 )
 
@@ -55,12 +56,12 @@ func CheckIPv6(underlay netip.Addr) error {
 	if !can {
 		return &IPv6Error{"ipv6_forwarding", errors.New("net.ipv6.conf.all.forwarding = 0, and this kernel cannot forward for single devices")}
 	}
-	h, err := open()
+	h, err := rtnl.Open()
 	if err != nil {
 		return err
 	}
 	defer h.Close()
-	if _, err := dump(func() ([]netlink.Rule, error) { return h.RuleList(netlink.FAMILY_V6) }); err != nil {
+	if _, err := rtnl.Dump(func() ([]netlink.Rule, error) { return h.RuleList(netlink.FAMILY_V6) }); err != nil {
 		return &IPv6Error{"net_rule_fwmark_ipv6", fmt.Errorf("list rules: %w", err)}
 	}
 	link, err := findUnderlay(h, underlay)
@@ -101,14 +102,14 @@ func forwardFrom(n *sysctl.Namespace, device string) error {
 // arrive. AddEndpoint does the same for endpoints' devices.
 func setForwarding6(h *netlink.Handle, underlay netlink.Link) error {
 	devices := []string{OverlayDevice, underlay.Attrs().Name}
-	routes, err := dump(func() ([]netlink.Route, error) {
+	routes, err := rtnl.Dump(func() ([]netlink.Route, error) {
 		return h.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
 	})
 	if err != nil {
 		return fmt.Errorf("list routes: %w", err)
 	}
 	for _, r := range routes {
-		if fromIPNet(r.Dst).Bits() > 0 || r.Type != unix.RTN_UNICAST {
+		if rtnl.FromIPNet(r.Dst).Bits() > 0 || r.Type != unix.RTN_UNICAST {
 			continue
 		}
 		links := []int{r.LinkIndex}
@@ -183,7 +184,7 @@ const (
 func awaitAddrs6(l netlink.Link, addrs []netip.Addr) error {
 	deadline := time.Now().Add(addressUsable)
 	for len(addrs) > 0 {
-		local, err := dump(func() ([]netip.Addr, error) { return localAddrs6(l.Attrs().Index) })
+		local, err := rtnl.Dump(func() ([]netip.Addr, error) { return localAddrs6(l.Attrs().Index) })
 		if err != nil {
 			return fmt.Errorf("list routes: %w", err)
 		}
@@ -204,7 +205,7 @@ func localAddrs6(index int) (local []netip.Addr, err error) {
 	msg := nl.NewRtMsg()
 	msg.Family = unix.AF_INET6
 	order := nl.NativeEndian()
-	err = ask(unix.RTM_GETROUTE, unix.NLM_F_DUMP, func(m syscall.NetlinkMessage) bool {
+	err = rtnl.Ask(unix.RTM_GETROUTE, unix.NLM_F_DUMP, func(m syscall.NetlinkMessage) bool {
 		if len(m.Data) < unix.SizeofRtMsg || m.Data[7] != unix.RTN_LOCAL {
 			return true
 		}

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg/rtnl"
 )
 
 // The addresses of topology_test.go, in IPv6.
@@ -35,7 +36,7 @@ func dualStack(t *testing.T) *topology {
 
 // awaitAddr6 waits until an address that `ip` added to device is in use: the kernel takes its time.
 func awaitAddr6(device string, a netip.Addr) error {
-	l, err := getLink(device)
+	l, err := rtnl.GetLink(device)
 	if err != nil {
 		return err
 	}

@@ -8,6 +8,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/netcfg/rtnl"
 )
 
 // Filters that put packets into the shaping device come behind everything else: it skips what would
@@ -20,7 +22,7 @@ const (
 // AttachLimiter attaches both programs to a device that came while limits are in force. SetShapes
 // does so for those that are there.
 func AttachLimiter(ifindex int, progs Limiter) error {
-	h, err := open()
+	h, err := rtnl.Open()
 	if err != nil {
 		return err
 	}
@@ -42,7 +44,7 @@ func AttachLimiter(ifindex int, progs Limiter) error {
 // attachLimiters attaches the programs to every device that endpoints' packets may take: lo,
 // Heddle's own, those of stack modules, and those that routes lead to.
 func attachLimiters(h *netlink.Handle, shape netlink.Link, progs Limiter) error {
-	links, err := dump(h.LinkList)
+	links, err := rtnl.Dump(h.LinkList)
 	if err != nil {
 		return fmt.Errorf("list devices: %w", err)
 	}
@@ -67,7 +69,7 @@ func attachLimiters(h *netlink.Handle, shape netlink.Link, progs Limiter) error 
 
 // routedDevices are those that routes of the main table use.
 func routedDevices(h *netlink.Handle) (map[int]bool, error) {
-	routes, err := dump(func() ([]netlink.Route, error) { return h.RouteList(nil, netlink.FAMILY_ALL) })
+	routes, err := rtnl.Dump(func() ([]netlink.Route, error) { return h.RouteList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, fmt.Errorf("list routes: %w", err)
 	}
@@ -119,7 +121,7 @@ func setLimiter(ifindex int, dir Direction, progFD int, name string, shape int) 
 // detachLimiters removes the programs from every device, and clsact qdiscs that were there for them
 // alone.
 func detachLimiters(h *netlink.Handle, gone func(string, ...any)) error {
-	links, err := dump(h.LinkList)
+	links, err := rtnl.Dump(h.LinkList)
 	if err != nil {
 		return fmt.Errorf("list devices: %w", err)
 	}
@@ -144,7 +146,7 @@ func detachLimiter(h *netlink.Handle, link netlink.Link) (removed int, err error
 	}
 	left := 0
 	for _, dir := range []Direction{Ingress, Egress} {
-		list, err := dump(func() ([]netlink.Filter, error) { return h.FilterList(link, dir.parent()) })
+		list, err := rtnl.Dump(func() ([]netlink.Filter, error) { return h.FilterList(link, dir.parent()) })
 		if err != nil {
 			return removed, fmt.Errorf("list filters: %w", err)
 		}

@@ -1,13 +1,17 @@
 package netcfg
 
-import "testing"
+import (
+	"testing"
+
+	"heddle.dev/heddle/internal/netcfg/rtnl"
+)
 
 // TestDevice: a device is found by its index.
 func TestDevice(t *testing.T) {
 	ns := newNetns(t)
 	run(t, ns, "ip link add hd7 mtu 1400 type veth peer name hd8")
 	in(t, ns, func() error {
-		l, err := getLink("hd7")
+		l, err := rtnl.GetLink("hd7")
 		if err != nil {
 			return err
 		}

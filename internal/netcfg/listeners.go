@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg/rtnl"
 )
 
 // tcpListen is TCP_LISTEN of the kernel's socket states.
@@ -37,7 +38,7 @@ func ListenersIn(r model.PortRange) ([]netip.AddrPort, error) {
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 		req := nl.NewNetlinkRequest(nl.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP)
 		req.AddRawData(listenRequest(family))
-		msgs, err := dump(func() ([][]byte, error) { return req.Execute(unix.NETLINK_INET_DIAG, 0) })
+		msgs, err := rtnl.Dump(func() ([][]byte, error) { return req.Execute(unix.NETLINK_INET_DIAG, 0) })
 		if errors.Is(err, unix.ENOENT) {
 			continue // the kernel has no sock_diag for this family, so no such sockets either
 		}
@@ -62,7 +63,7 @@ func divertIfindex() (int, error) {
 		return 0, fmt.Errorf("open netlink: %w", err)
 	}
 	defer h.Close()
-	l, err := findLink(DivertDevice)
+	l, err := rtnl.FindLink(DivertDevice)
 	if err != nil || l == nil {
 		return 0, err
 	}

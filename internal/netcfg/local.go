@@ -12,6 +12,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/netcfg/rtnl"
 )
 
 // localDebounce is how long changes of local routes are gathered: an address comes with several.
@@ -21,7 +23,7 @@ const localDebounce = 20 * time.Millisecond
 // prefixes that routes of the table "local" make so, and broadcast addresses, which it hears.
 // Loopback and IPv6 link-local addresses are left out: containers have their own.
 func LocalPrefixes() ([]netip.Prefix, error) {
-	h, err := open()
+	h, err := rtnl.Open()
 	if err != nil {
 		return nil, err
 	}
@@ -31,7 +33,7 @@ func LocalPrefixes() ([]netip.Prefix, error) {
 	_ = h.SetStrictCheck(true)
 	var out []netip.Prefix
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		routes, err := dump(func() ([]netlink.Route, error) {
+		routes, err := rtnl.Dump(func() ([]netlink.Route, error) {
 			return h.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_LOCAL}, netlink.RT_FILTER_TABLE)
 		})
 		if errors.Is(err, unix.ENOENT) {
@@ -42,7 +44,7 @@ func LocalPrefixes() ([]netip.Prefix, error) {
 		}
 		for _, r := range routes {
 			if isListed(r) {
-				out = append(out, fromIPNet(r.Dst))
+				out = append(out, rtnl.FromIPNet(r.Dst))
 			}
 		}
 	}
@@ -53,7 +55,7 @@ func LocalPrefixes() ([]netip.Prefix, error) {
 // isListed reports whether a route of the table "local" is for LocalPrefixes. Those that come with
 // each endpoint's device are not.
 func isListed(r netlink.Route) bool {
-	p := fromIPNet(r.Dst)
+	p := rtnl.FromIPNet(r.Dst)
 	if r.Type != unix.RTN_LOCAL && r.Type != unix.RTN_BROADCAST || !p.IsValid() {
 		return false
 	}
@@ -70,7 +72,7 @@ func FollowLocal(ctx context.Context, changed func([]netip.Prefix)) error {
 	}
 	defer routes.Close()
 	defer context.AfterFunc(ctx, func() { _ = routes.Close() })()
-	message := make([]byte, answerBytes)
+	message := make([]byte, rtnl.AnswerBytes)
 	var last []netip.Prefix
 	for first := true; ; first = false {
 		next, err := LocalPrefixes()

@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"heddle.dev/heddle/internal/netcfg/rtnl"
 	"heddle.dev/heddle/internal/netns"
 )
 
@@ -60,7 +61,7 @@ func TestFollowLocal(t *testing.T) {
 			return err
 		}
 		for _, a := range []string{"198.51.100.7/32", "2001:db8::7/128", "169.254.20.10/32"} {
-			addr := &netlink.Addr{IPNet: toIPNet(netip.MustParsePrefix(a))}
+			addr := &netlink.Addr{IPNet: rtnl.ToIPNet(netip.MustParsePrefix(a))}
 			if err := netlink.AddrAdd(lo, addr); err != nil {
 				return err
 			}
@@ -81,7 +82,7 @@ func TestFollowLocal(t *testing.T) {
 		if err := expect("198.51.100.15/32", true); err != nil {
 			return err
 		}
-		route := &netlink.Route{Dst: toIPNet(netip.MustParsePrefix("198.51.100.0/25")), LinkIndex: lo.Attrs().Index, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST}
+		route := &netlink.Route{Dst: rtnl.ToIPNet(netip.MustParsePrefix("198.51.100.0/25")), LinkIndex: lo.Attrs().Index, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST}
 		if err := netlink.RouteAdd(route); err != nil {
 			return err
 		}

@@ -7,6 +7,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"heddle.dev/heddle/internal/netcfg/rtnl"
 	"heddle.dev/heddle/internal/testutil"
 )
 
@@ -15,7 +16,7 @@ import (
 func TestOneDeviceAmongMany(t *testing.T) {
 	testutil.NeedRoot(t, "makes network namespaces")
 	in(t, newNetns(t), func() error {
-		h, err := open()
+		h, err := rtnl.Open()
 		if err != nil {
 			return err
 		}
@@ -67,7 +68,7 @@ func TestOneDeviceAmongMany(t *testing.T) {
 		}
 		for i, l := range links {
 			list, err := neighboursOf(l.Attrs().Index, netlink.FAMILY_V4)
-			if err != nil || len(list) != 1 || fromIP(list[0].IP) != netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}) {
+			if err != nil || len(list) != 1 || rtnl.FromIP(list[0].IP) != netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}) {
 				t.Errorf("%s: %v, %v", l.Attrs().Name, list, err)
 			}
 			if err := setNeighbours(h, l.Attrs().Index, nil); err != nil {
@@ -88,7 +89,7 @@ func TestOneDeviceAmongMany(t *testing.T) {
 func TestOwnedRoutes(t *testing.T) {
 	testutil.NeedRoot(t, "makes network namespaces")
 	in(t, newNetns(t), func() error {
-		h, err := open()
+		h, err := rtnl.Open()
 		if err != nil {
 			return err
 		}
@@ -102,7 +103,7 @@ func TestOwnedRoutes(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			if err := setUp(h, l); err != nil {
+			if err := rtnl.SetUp(h, l); err != nil {
 				return err
 			}
 			index[i] = l.Attrs().Index

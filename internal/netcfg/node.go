@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg/rtnl"
 	"heddle.dev/heddle/internal/netcfg/sysctl"
 )
 
@@ -22,7 +23,7 @@ func SetupNode(cfg NodeConfig) (NodeDevices, error) {
 	if err := cfg.validate(); err != nil {
 		return NodeDevices{}, err
 	}
-	h, err := open()
+	h, err := rtnl.Open()
 	if err != nil {
 		return NodeDevices{}, err
 	}
@@ -91,7 +92,7 @@ func SetupNode(cfg NodeConfig) (NodeDevices, error) {
 // CheckUnderlay reports why the calling thread's network namespace cannot be a node with underlay
 // address want; the error names the remedy. For before anything is set up.
 func CheckUnderlay(want netip.Addr) error {
-	h, err := open()
+	h, err := rtnl.Open()
 	if err != nil {
 		return err
 	}
@@ -102,12 +103,12 @@ func CheckUnderlay(want netip.Addr) error {
 
 // findUnderlay gives the device that has address want.
 func findUnderlay(h *netlink.Handle, want netip.Addr) (netlink.Link, error) {
-	addrs, err := dump(func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_ALL) })
+	addrs, err := rtnl.Dump(func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, fmt.Errorf("list addresses: %w", err)
 	}
 	for _, a := range addrs {
-		if fromIPNet(a.IPNet).Addr() != want {
+		if rtnl.FromIPNet(a.IPNet).Addr() != want {
 			continue
 		}
 		l, err := h.LinkByIndex(a.LinkIndex)
@@ -147,7 +148,7 @@ func setOverlayDevice(h *netlink.Handle, cfg NodeConfig, underlay netlink.Link) 
 		LinkAttrs: attrs, VxlanId: int(cfg.VNI), VtepDevIndex: underlay.Attrs().Index,
 		SrcAddr: cfg.vtep().AsSlice(), Port: int(cfg.VXLANPort), Learning: false,
 	}
-	have, err := findLink(OverlayDevice)
+	have, err := rtnl.FindLink(OverlayDevice)
 	if err != nil {
 		return nil, err
 	}
@@ -157,7 +158,7 @@ func setOverlayDevice(h *netlink.Handle, cfg NodeConfig, underlay netlink.Link) 
 			return nil, fmt.Errorf("device %s: the name is taken by a device of kind %s; rename or delete it", OverlayDevice, have.Type())
 		}
 		if !sameVXLAN(vx, want) {
-			if err := deleteLink(h, have); err != nil {
+			if err := rtnl.DeleteLink(h, have); err != nil {
 				return nil, err
 			}
 			have = nil
@@ -169,21 +170,21 @@ func setOverlayDevice(h *netlink.Handle, cfg NodeConfig, underlay netlink.Link) 
 		}
 		defer func() {
 			if err != nil {
-				err = errors.Join(err, deleteLink(h, want))
+				err = errors.Join(err, rtnl.DeleteLink(h, want))
 			}
 		}()
 		if have, err = h.LinkByName(OverlayDevice); err != nil {
 			return nil, fmt.Errorf("device %s: %w", OverlayDevice, err)
 		}
 	}
-	if err := setMTU(h, have, attrs.MTU); err != nil {
+	if err := rtnl.SetMTU(h, have, attrs.MTU); err != nil {
 		return nil, err
 	}
 	have.Attrs().MTU = attrs.MTU
 	if err := errors.Join(quietIPv6(OverlayDevice), enableIPv6(OverlayDevice, gateways(cfg.Prefixes))); err != nil {
 		return nil, err
 	}
-	if err := setUp(h, have); errors.Is(err, unix.EADDRINUSE) {
+	if err := rtnl.SetUp(h, have); errors.Is(err, unix.EADDRINUSE) {
 		return nil, fmt.Errorf("vxlan port %d: the UDP port is in use here; choose another one, equal on all nodes: %w", cfg.VXLANPort, err)
 	} else if err != nil {
 		return nil, err
@@ -192,7 +193,7 @@ func setOverlayDevice(h *netlink.Handle, cfg NodeConfig, underlay netlink.Link) 
 }
 
 func sameVXLAN(a, b *netlink.Vxlan) bool {
-	return a.VxlanId == b.VxlanId && a.VtepDevIndex == b.VtepDevIndex && fromIP(a.SrcAddr) == fromIP(b.SrcAddr) &&
+	return a.VxlanId == b.VxlanId && a.VtepDevIndex == b.VtepDevIndex && rtnl.FromIP(a.SrcAddr) == rtnl.FromIP(b.SrcAddr) &&
 		a.Port == b.Port && a.Learning == b.Learning && a.HardwareAddr.String() == b.HardwareAddr.String()
 }
 
@@ -207,7 +208,7 @@ func addOverlayDevice(h *netlink.Handle, want *netlink.Vxlan) error {
 		return fmt.Errorf("add device %s: %w", OverlayDevice, err)
 	}
 	holder := "another VXLAN device"
-	links, listErr := dump(h.LinkList)
+	links, listErr := rtnl.Dump(h.LinkList)
 	if listErr != nil {
 		return errors.Join(err, listErr)
 	}
@@ -242,7 +243,7 @@ func setDivertPair(h *netlink.Handle, addrs []netip.Addr) (netlink.Link, error) 
 		if err != nil {
 			return nil, fmt.Errorf("device %s: %w", name, err)
 		}
-		if err := setUp(h, l); err != nil {
+		if err := rtnl.SetUp(h, l); err != nil {
 			return nil, err
 		}
 	}
@@ -263,7 +264,7 @@ func addPair(h *netlink.Handle, device, mac, peer, peerMAC string) error {
 	macs := map[string]string{device: mac, peer: peerMAC}
 	found := 0
 	for name, mac := range macs {
-		l, err := findLink(name)
+		l, err := rtnl.FindLink(name)
 		if err != nil {
 			return err
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"heddle.dev/heddle/internal/netcfg/rtnl"
 	"heddle.dev/heddle/internal/netcfg/sysctl"
 	"heddle.dev/heddle/internal/netns"
 )
@@ -128,18 +129,18 @@ func usualSysctls(keys []string) (map[string]string, error) {
 // followMetrics is FollowOwnStack for the routes of a device, in this network namespace. Those of
 // router advertisements are the kernel's to replace.
 func followMetrics(kept Kept, device string, had, want map[string]string) error {
-	h, err := open()
+	h, err := rtnl.Open()
 	if err != nil {
 		return err
 	}
 	defer h.Close()
-	link, err := findLink(device)
+	link, err := rtnl.FindLink(device)
 	if err != nil || link == nil {
 		return err
 	}
 	var errs []error
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		routes, err := dump(func() ([]netlink.Route, error) { return routesOf(h, family, link) })
+		routes, err := rtnl.Dump(func() ([]netlink.Route, error) { return routesOf(h, family, link) })
 		if err != nil {
 			errs = append(errs, fmt.Errorf("container: list routes: %w", err))
 			continue

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg/rtnl"
 	"heddle.dev/heddle/internal/netcfg/sysctl"
 	"heddle.dev/heddle/internal/netns"
 )
@@ -69,7 +70,7 @@ func UnprivilegedPorts(path string) (first int, err error) {
 
 // netnsID gives the id of ns in the calling thread's network namespace.
 func netnsID(ns *os.File) (int, error) {
-	h, err := open()
+	h, err := rtnl.Open()
 	if err != nil {
 		return 0, err
 	}

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg/rtnl"
 	"heddle.dev/heddle/internal/netns"
 )
 
@@ -41,7 +42,7 @@ func makePair(ns *os.File, cfg EndpointConfig) (_ *Pair, err error) {
 		return nil, err
 	}
 	pair := &Pair{mtu: cfg.MTU}
-	if pair.host, pair.made, err = setPair(each(), ns, cfg); err != nil {
+	if pair.host, pair.made, err = setPair(rtnl.Each(), ns, cfg); err != nil {
 		return nil, fmt.Errorf("endpoint %d: %w", cfg.ID, err)
 	}
 	if err := pair.ready(ns, cfg); err != nil {
@@ -79,7 +80,7 @@ func (p *Pair) ready(ns *os.File, cfg EndpointConfig) (err error) {
 // replaced.
 func setPair(h *netlink.Handle, ns *os.File, cfg EndpointConfig) (host netlink.Link, made bool, err error) {
 	name := deviceName(cfg.ID)
-	host, err = findLink(name)
+	host, err = rtnl.FindLink(name)
 	if err != nil {
 		return nil, false, err
 	}
@@ -94,7 +95,7 @@ func setPair(h *netlink.Handle, ns *os.File, cfg EndpointConfig) (host netlink.L
 		if joined {
 			return host, false, nil
 		}
-		if err := deleteLink(h, host); err != nil {
+		if err := rtnl.DeleteLink(h, host); err != nil {
 			return nil, false, err
 		}
 	}
@@ -107,9 +108,9 @@ func setPair(h *netlink.Handle, ns *os.File, cfg EndpointConfig) (host netlink.L
 		}
 		return nil, false, fmt.Errorf("add device %s: %w", name, err)
 	}
-	host, err = getLink(name)
+	host, err = rtnl.GetLink(name)
 	if err != nil {
-		return nil, false, errors.Join(err, deleteLink(h, pair))
+		return nil, false, errors.Join(err, rtnl.DeleteLink(h, pair))
 	}
 	return host, true, nil
 }
@@ -126,7 +127,7 @@ func newPair(cfg EndpointConfig, peer string) *netlink.Veth {
 // isJoined reports whether the other end of host is the container's device in ns.
 func isJoined(ns *os.File, host netlink.Link, cfg EndpointConfig) (joined bool, err error) {
 	err = netns.Visit(ns, func() error {
-		l, err := findLink(cfg.Device)
+		l, err := rtnl.FindLink(cfg.Device)
 		if err != nil || l == nil {
 			return err
 		}

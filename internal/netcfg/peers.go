@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg/rtnl"
 )
 
 // peers is the desired state of the overlay device for some nodes.
@@ -39,7 +40,7 @@ func NewOverlay(devs NodeDevices, self string) *Overlay { return &Overlay{devs: 
 func (o *Overlay) Set(nodes []model.Node) error {
 	o.used = newPeerIndex(o.devs, o.self)
 	want, invalid := o.desired(nodes)
-	h, err := open()
+	h, err := rtnl.Open()
 	if err != nil {
 		return errors.Join(invalid, err)
 	}
@@ -67,7 +68,7 @@ func (o *Overlay) Change(before, now []model.Node) error {
 		}
 	}
 	want, invalid := o.desired(now)
-	h, err := open()
+	h, err := rtnl.Open()
 	if err != nil {
 		return errors.Join(invalid, err)
 	}
@@ -224,7 +225,7 @@ func setNeighbours(h *netlink.Handle, link int, want map[netip.Addr]string) erro
 func neighbours(link int) (map[int]map[netip.Addr]string, error) {
 	have := map[int]map[netip.Addr]string{link: {}}
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		list, err := dump(func() ([]netlink.Neigh, error) { return neighboursOf(link, family) })
+		list, err := rtnl.Dump(func() ([]netlink.Neigh, error) { return neighboursOf(link, family) })
 		if err != nil {
 			return nil, fmt.Errorf("list neighbours of device %d: %w", link, err)
 		}
@@ -235,7 +236,7 @@ func neighbours(link int) (map[int]map[netip.Addr]string, error) {
 			if have[n.LinkIndex] == nil {
 				have[n.LinkIndex] = map[netip.Addr]string{}
 			}
-			have[n.LinkIndex][fromIP(n.IP)] = entryMAC(n)
+			have[n.LinkIndex][rtnl.FromIP(n.IP)] = entryMAC(n)
 		}
 	}
 	return have, nil
@@ -285,13 +286,13 @@ func forwardingEntry(overlay int) func(string, netip.Addr) *netlink.Neigh {
 // forwardingEntries gives the forwarding database of the overlay device: underlay addresses by
 // hardware address.
 func forwardingEntries(h *netlink.Handle, overlay int) (map[string]netip.Addr, error) {
-	list, err := dump(func() ([]netlink.Neigh, error) { return h.NeighList(overlay, unix.AF_BRIDGE) })
+	list, err := rtnl.Dump(func() ([]netlink.Neigh, error) { return h.NeighList(overlay, unix.AF_BRIDGE) })
 	if err != nil {
 		return nil, fmt.Errorf("list forwarding entries of %s: %w", OverlayDevice, err)
 	}
 	have := map[string]netip.Addr{}
 	for _, n := range list {
-		have[n.HardwareAddr.String()] = fromIP(n.IP)
+		have[n.HardwareAddr.String()] = rtnl.FromIP(n.IP)
 	}
 	return have, nil
 }

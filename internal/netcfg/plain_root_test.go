@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"heddle.dev/heddle/internal/netcfg/rtnl"
 	"heddle.dev/heddle/internal/netns"
 	"heddle.dev/heddle/internal/testutil"
 )
@@ -97,7 +98,7 @@ ip route add default via 192.168.50.2`)
 // the question.
 func TestNoWireGuard(t *testing.T) {
 	testutil.NeedRoot(t, "it makes network namespaces")
-	if err := noWireGuard(errnoOf("add wireguard", unix.EOPNOTSUPP)); !strings.Contains(err.Error(), "modprobe wireguard") {
+	if err := noWireGuard(rtnl.Errno("add wireguard", unix.EOPNOTSUPP)); !strings.Contains(err.Error(), "modprobe wireguard") {
 		t.Errorf("%v", err)
 	}
 	ns := newNetns(t)

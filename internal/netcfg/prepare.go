@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg/rtnl"
 	"heddle.dev/heddle/internal/netns"
 )
 
@@ -31,7 +32,7 @@ func PrepareEndpoint(cfg EndpointConfig) (_ Waiting, err error) {
 	if err := cfg.validate(); err != nil {
 		return Waiting{}, err
 	}
-	h, err := open()
+	h, err := rtnl.Open()
 	if err != nil {
 		return Waiting{}, err
 	}
@@ -40,7 +41,7 @@ func PrepareEndpoint(cfg EndpointConfig) (_ Waiting, err error) {
 		return Waiting{}, err
 	}
 	name := deviceName(cfg.ID)
-	there, err := findLink(name)
+	there, err := rtnl.FindLink(name)
 	if err != nil {
 		return Waiting{}, err
 	}
@@ -56,7 +57,7 @@ func PrepareEndpoint(cfg EndpointConfig) (_ Waiting, err error) {
 			err = errors.Join(err, DelEndpoint(cfg.ID, cfg.Addrs, cfg.Table))
 		}
 	}()
-	host, err := getLink(name)
+	host, err := rtnl.GetLink(name)
 	if err != nil {
 		return Waiting{}, err
 	}
@@ -89,12 +90,12 @@ func EngineDone(cfg EndpointConfig) (bool, error) {
 		return false, err
 	}
 	defer ns.Close()
-	h, err := open()
+	h, err := rtnl.Open()
 	if err != nil {
 		return false, err
 	}
 	defer h.Close()
-	host, err := findLink(deviceName(cfg.ID))
+	host, err := rtnl.FindLink(deviceName(cfg.ID))
 	if err != nil || host == nil {
 		return false, err
 	}
@@ -111,16 +112,16 @@ func EngineDone(cfg EndpointConfig) (bool, error) {
 
 // hasDefaultRoute reports whether this namespace has a default route for IPv4 by device.
 func hasDefaultRoute(device string) (bool, error) {
-	h, err := open()
+	h, err := rtnl.Open()
 	if err != nil {
 		return false, err
 	}
 	defer h.Close()
-	eth, err := findLink(device)
+	eth, err := rtnl.FindLink(device)
 	if err != nil || eth == nil {
 		return false, err
 	}
-	routes, err := dump(func() ([]netlink.Route, error) { return h.RouteList(eth, netlink.FAMILY_V4) })
+	routes, err := rtnl.Dump(func() ([]netlink.Route, error) { return h.RouteList(eth, netlink.FAMILY_V4) })
 	if err != nil {
 		return false, fmt.Errorf("list routes: %w", err)
 	}

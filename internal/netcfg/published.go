@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg/rtnl"
 )
 
 // Ports of the node that lead to containers are elements of two maps, which the first packet of a
@@ -320,7 +321,7 @@ func (f publishedFamily) flows(added, removed []nftables.SetElement) (out []flow
 // MatchConntrackFlow reports whether flow is what f describes.
 func (f flowOfPort) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
 	asked, answers := flow.Forward, flow.Reverse
-	at, from := fromIP(asked.DstIP), fromIP(answers.SrcIP)
+	at, from := rtnl.FromIP(asked.DstIP), rtnl.FromIP(answers.SrcIP)
 	if asked.Protocol != f.protocol || asked.DstPort != f.hostPort || at.Is4() != f.at.Is4() || !f.at.IsUnspecified() && at != f.at {
 		return false
 	}
@@ -328,7 +329,7 @@ func (f flowOfPort) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
 		return from == f.to && answers.SrcPort == f.port
 	}
 	// Nothing has been translated: the node itself was asked.
-	return from == at && answers.SrcPort == asked.DstPort && fromIP(answers.DstIP) == fromIP(asked.SrcIP)
+	return from == at && answers.SrcPort == asked.DstPort && rtnl.FromIP(answers.DstIP) == rtnl.FromIP(asked.SrcIP)
 }
 
 // forgetFlows has connection tracking forget.

@@ -6,7 +6,10 @@ import (
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/netcfg/rtnl"
 )
 
 // route is one of Heddle's routes, comparable. Two routes with the same table, dst and metric
@@ -50,7 +53,7 @@ func (r route) String() string {
 // netlink gives the route as the netlink library wants it.
 func (r route) netlink() *netlink.Route {
 	out := &netlink.Route{
-		Table: r.table, Dst: toIPNet(r.dst), Type: r.kind, LinkIndex: r.link,
+		Table: r.table, Dst: rtnl.ToIPNet(r.dst), Type: r.kind, LinkIndex: r.link,
 		Gw: r.gw.AsSlice(), Src: r.src.AsSlice(), Protocol: routeProtocol, AdvMSS: r.advMSS, Priority: r.metric,
 	}
 	switch {
@@ -68,8 +71,8 @@ func (r route) netlink() *netlink.Route {
 // parseRoute is the reverse of route.netlink.
 func parseRoute(n netlink.Route) route {
 	r := route{
-		table: n.Table, dst: fromIPNet(n.Dst), kind: n.Type, link: n.LinkIndex,
-		gw: fromIP(n.Gw), src: fromIP(n.Src), onlink: n.Flags&int(netlink.FLAG_ONLINK) != 0, advMSS: n.AdvMSS, metric: n.Priority,
+		table: n.Table, dst: rtnl.FromIPNet(n.Dst), kind: n.Type, link: n.LinkIndex,
+		gw: rtnl.FromIP(n.Gw), src: rtnl.FromIP(n.Src), onlink: n.Flags&int(netlink.FLAG_ONLINK) != 0, advMSS: n.AdvMSS, metric: n.Priority,
 	}
 	if n.Family == netlink.FAMILY_V6 && r.metric == defaultMetric6 {
 		r.metric = 0
@@ -91,7 +94,7 @@ func parseRoute(n netlink.Route) route {
 func ownRoutes(h *netlink.Handle) (map[routeKey]route, error) {
 	out := map[routeKey]route{}
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		list, err := dump(func() ([]netlink.Route, error) {
+		list, err := rtnl.Dump(func() ([]netlink.Route, error) {
 			// Table 0 with this mask means every table.
 			return h.RouteListFiltered(family, &netlink.Route{Protocol: routeProtocol}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
 		})
@@ -145,12 +148,12 @@ type ownedRoutes struct {
 type Routes ownedRoutes
 
 // ListOnce gives routes that are listed when one has to be looked at, and then no more.
-func ListOnce() *Routes { return &Routes{h: each(), shared: true} }
+func ListOnce() *Routes { return &Routes{h: rtnl.Each(), shared: true} }
 
 // owned gives routes for one endpoint: those, or some that it lists for itself if there are none.
 func (r *Routes) owned() *ownedRoutes {
 	if r == nil {
-		return &ownedRoutes{h: each()}
+		return &ownedRoutes{h: rtnl.Each()}
 	}
 	return (*ownedRoutes)(r)
 }
@@ -185,11 +188,11 @@ func (o *ownedRoutes) list() (map[routeKey]route, error) {
 // added. One that is there is not changed by the attempt.
 func (o *ownedRoutes) ensure(want ...route) error {
 	if o.have == nil {
-		var b batch
+		var b rtnl.Batch
 		for _, r := range want {
-			b.route(r, false)
+			addRoute(&b, r)
 		}
-		failed, err := b.send()
+		failed, err := b.Send()
 		if err != nil {
 			return err
 		}
@@ -216,6 +219,34 @@ func (o *ownedRoutes) ensure(want ...route) error {
 		}
 	}
 	return nil
+}
+
+// addRoute has b add r.
+func addRoute(b *rtnl.Batch, r route) {
+	msg := nl.NewRtMsg()
+	n := r.netlink()
+	msg.Family, msg.Dst_len, msg.Type, msg.Scope, msg.Protocol = uint8(rtnl.FamilyOf(r.dst.Addr())), uint8(r.dst.Bits()), uint8(n.Type), uint8(n.Scope), uint8(n.Protocol)
+	msg.Flags, msg.Table = uint32(n.Flags), unix.RT_TABLE_UNSPEC
+	data := []nl.NetlinkRequestData{msg, nl.NewRtAttr(unix.RTA_DST, r.dst.Addr().AsSlice()), nl.NewRtAttr(unix.RTA_TABLE, nl.Uint32Attr(uint32(r.table)))}
+	for _, a := range []struct {
+		kind int
+		addr netip.Addr
+	}{{unix.RTA_GATEWAY, r.gw}, {unix.RTA_PREFSRC, r.src}} {
+		if a.addr.IsValid() {
+			data = append(data, nl.NewRtAttr(a.kind, a.addr.AsSlice()))
+		}
+	}
+	for _, a := range []struct{ kind, value int }{{unix.RTA_OIF, r.link}, {unix.RTA_PRIORITY, r.metric}} {
+		if a.value != 0 {
+			data = append(data, nl.NewRtAttr(a.kind, nl.Uint32Attr(uint32(a.value))))
+		}
+	}
+	if r.advMSS != 0 {
+		metrics := nl.NewRtAttr(unix.RTA_METRICS, nil)
+		metrics.AddRtAttr(unix.RTAX_ADVMSS, nl.Uint32Attr(uint32(r.advMSS)))
+		data = append(data, metrics)
+	}
+	b.Add(fmt.Sprintf("route %v", r), unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, data...)
 }
 
 // replaceRoute is ensureRoute for a namespace where another's route to the same destination gives
@@ -297,7 +328,7 @@ func setRule(h *netlink.Handle, cfg NodeConfig) error {
 
 func eachOwnRule(h *netlink.Handle, fn func(netlink.Rule) error) error {
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		rules, err := dump(func() ([]netlink.Rule, error) { return h.RuleList(family) })
+		rules, err := rtnl.Dump(func() ([]netlink.Rule, error) { return h.RuleList(family) })
 		if errors.Is(err, unix.EAFNOSUPPORT) {
 			continue // the kernel has no rules in this family: it has no IPv6, or no policy routing for it
 		}

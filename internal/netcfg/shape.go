@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg/rtnl"
 )
 
 // ShapeDevice is the intermediate functional block (ifb) in which packets of endpoints with a cap
@@ -153,7 +154,7 @@ type Limiter struct {
 // shaping device and the filters if they are not there. Classes that a shape had before and has no
 // longer stay: call PruneShapes when the programs no longer use them. It gives the device's index.
 func SetShapes(shapes []Shape, progs Limiter) (ifindex int, err error) {
-	h, err := open()
+	h, err := rtnl.Open()
 	if err != nil {
 		return 0, err
 	}
@@ -178,7 +179,7 @@ func SetShapes(shapes []Shape, progs Limiter) (ifindex int, err error) {
 // PruneShapes removes the classes that no shape of keep needs; without any shape, filters and
 // device as well. An endpoint whose packets are only marked has a shape without rates.
 func PruneShapes(keep []Shape) error {
-	h, err := open()
+	h, err := rtnl.Open()
 	if err != nil {
 		return err
 	}
@@ -188,7 +189,7 @@ func PruneShapes(keep []Shape) error {
 		return err
 	}
 	if len(keep) == 0 {
-		return errors.Join(detachLimiters(h, func(string, ...any) {}), deleteLink(h, dev))
+		return errors.Join(detachLimiters(h, func(string, ...any) {}), rtnl.DeleteLink(h, dev))
 	}
 	needed := make(map[uint16]bool)
 	for _, s := range keep {
@@ -196,7 +197,7 @@ func PruneShapes(keep []Shape) error {
 			needed[c.minor] = true
 		}
 	}
-	have, err := dump(func() ([]netlink.Class, error) { return h.ClassList(dev, 0) })
+	have, err := rtnl.Dump(func() ([]netlink.Class, error) { return h.ClassList(dev, 0) })
 	if err != nil {
 		return fmt.Errorf("list classes of %s: %w", ShapeDevice, err)
 	}
@@ -216,7 +217,7 @@ func PruneShapes(keep []Shape) error {
 // ShapeUse gives what waited in the classes of each shape: egress and ingress. Without a shaping
 // device nothing did.
 func ShapeUse(shapes []Shape) (egress, ingress []model.QueueUse, err error) {
-	h, err := open()
+	h, err := rtnl.Open()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -227,7 +228,7 @@ func ShapeUse(shapes []Shape) (egress, ingress []model.QueueUse, err error) {
 	}
 	byMinor := make(map[uint16]*netlink.ClassStatistics)
 	if dev != nil {
-		have, err := dump(func() ([]netlink.Class, error) { return h.ClassList(dev, 0) })
+		have, err := rtnl.Dump(func() ([]netlink.Class, error) { return h.ClassList(dev, 0) })
 		if err != nil {
 			return nil, nil, fmt.Errorf("list classes of %s: %w", ShapeDevice, err)
 		}
@@ -271,7 +272,7 @@ func below(c netlink.Class) int {
 }
 
 func findShapeDevice(h *netlink.Handle) (netlink.Link, error) {
-	dev, err := findLink(ShapeDevice)
+	dev, err := rtnl.FindLink(ShapeDevice)
 	if err != nil || dev == nil {
 		return nil, err
 	}
@@ -302,10 +303,10 @@ func ensureShapeDevice(h *netlink.Handle) (netlink.Link, error) {
 	if err := quietIPv6(ShapeDevice); err != nil {
 		return nil, err
 	}
-	if err := setUp(h, dev); err != nil {
+	if err := rtnl.SetUp(h, dev); err != nil {
 		return nil, err
 	}
-	qdiscs, err := dump(func() ([]netlink.Qdisc, error) { return h.QdiscList(dev) })
+	qdiscs, err := rtnl.Dump(func() ([]netlink.Qdisc, error) { return h.QdiscList(dev) })
 	if err != nil {
 		return nil, fmt.Errorf("list qdiscs of %s: %w", ShapeDevice, err)
 	}

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg/rtnl"
 )
 
 // stackPrefix begins the names of devices by which a stack module has an endpoint's packets. The
@@ -43,7 +44,7 @@ func isStackDevice(l netlink.Link) bool {
 
 // DescribeStackDevice gives what AddStackDevice would make, but for the index.
 func DescribeStackDevice(id model.EndpointID, veth int) (StackDevice, error) {
-	h, err := open()
+	h, err := rtnl.Open()
 	if err != nil {
 		return StackDevice{}, err
 	}
@@ -113,7 +114,7 @@ func AddStackDevice(id model.EndpointID, veth, program int) (dev StackDevice, fi
 	if err := unix.IoctlSetInt(fd, unix.TUNSETOFFLOAD, offloads); err != nil {
 		return dev, nil, fmt.Errorf("set offloads: %w", err)
 	}
-	h, err := open()
+	h, err := rtnl.Open()
 	if err != nil {
 		return dev, nil, err
 	}
@@ -129,7 +130,7 @@ func AddStackDevice(id model.EndpointID, veth, program int) (dev StackDevice, fi
 	if err := h.LinkSetHardwareAddr(link, stackMAC(id)); err != nil {
 		return dev, nil, fmt.Errorf("set its address: %w", err)
 	}
-	if err := setMTU(h, link, dev.MTU); err != nil {
+	if err := rtnl.SetMTU(h, link, dev.MTU); err != nil {
 		return dev, nil, err
 	}
 	if err := quietIPv6(stackName(id)); err != nil {
@@ -138,5 +139,5 @@ func AddStackDevice(id model.EndpointID, veth, program int) (dev StackDevice, fi
 	if err := AttachTC(dev.Ifindex, Filter{Direction: Ingress, Program: program, Name: "from_stack"}); err != nil {
 		return dev, nil, err
 	}
-	return dev, file, setUp(h, link)
+	return dev, file, rtnl.SetUp(h, link)
 }

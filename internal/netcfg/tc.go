@@ -10,6 +10,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/netcfg/rtnl"
 )
 
 // Direction is the side of a device that a tc program is attached to, as the node's kernel sees it.
@@ -66,9 +68,9 @@ func AttachTC(ifindex int, filters ...Filter) error {
 }
 
 func attachTC(ifindex int, filters []Filter) error {
-	var b batch
-	b.clsact(ifindex)
-	err := b.do()
+	var b rtnl.Batch
+	addClsact(&b, ifindex)
+	err := b.Do()
 	if errors.Is(err, unix.EEXIST) { // without the qdisc there was no filter
 		err = mayAttach(ifindex, filters)
 	}
@@ -76,9 +78,30 @@ func attachTC(ifindex int, filters []Filter) error {
 		return err
 	}
 	for _, f := range filters {
-		b.filter(ifindex, f)
+		addFilter(&b, ifindex, f)
 	}
-	return b.do()
+	return b.Do()
+}
+
+// addClsact has b add the qdisc that holds filters of both directions.
+func addClsact(b *rtnl.Batch, index int) {
+	b.Add("add clsact qdisc", unix.RTM_NEWQDISC, unix.NLM_F_CREATE|unix.NLM_F_EXCL,
+		&nl.TcMsg{Ifindex: int32(index), Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT},
+		nl.NewRtAttr(nl.TCA_KIND, nl.ZeroTerminated("clsact")))
+}
+
+// addFilter has b attach f, in place of what of Heddle's is there.
+func addFilter(b *rtnl.Batch, index int, f Filter) {
+	options := nl.NewRtAttr(nl.TCA_OPTIONS, nil)
+	if f.class != 0 {
+		options.AddRtAttr(nl.TCA_BPF_CLASSID, nl.Uint32Attr(f.class))
+	}
+	options.AddRtAttr(nl.TCA_BPF_FD, nl.Uint32Attr(uint32(f.Program)))
+	options.AddRtAttr(nl.TCA_BPF_NAME, nl.ZeroTerminated(filterOwner+f.Name))
+	options.AddRtAttr(nl.TCA_BPF_FLAGS, nl.Uint32Attr(nl.TCA_BPF_FLAG_ACT_DIRECT))
+	b.Add(f.String(), unix.RTM_NEWTFILTER, unix.NLM_F_CREATE,
+		&nl.TcMsg{Ifindex: int32(index), Handle: filterHandle, Parent: f.Direction.parent(), Info: netlink.MakeHandle(filterPriority, nl.Swap16(unix.ETH_P_ALL))},
+		nl.NewRtAttr(nl.TCA_KIND, nl.ZeroTerminated("bpf")), options)
 }
 
 // mayAttach fails if another's qdisc or filter is in the place of Heddle's.
@@ -107,7 +130,7 @@ func ingressError(device string) error {
 // DetachTC undoes AttachTC, and removes the device's clsact qdisc if no filter is left on it. That
 // the device or the program is not there is no error.
 func DetachTC(ifindex int, dir Direction) error {
-	h, err := open()
+	h, err := rtnl.Open()
 	if err != nil {
 		return err
 	}
@@ -142,7 +165,7 @@ func detach(h *netlink.Handle, link netlink.Link, dir Direction) (found bool, er
 		return true, err
 	}
 	for _, d := range []Direction{Ingress, Egress} {
-		left, err := dump(func() ([]netlink.Filter, error) { return h.FilterList(link, d.parent()) })
+		left, err := rtnl.Dump(func() ([]netlink.Filter, error) { return h.FilterList(link, d.parent()) })
 		if err != nil || len(left) > 0 {
 			return true, err
 		}
@@ -167,8 +190,8 @@ type attached struct {
 // ownFilter gives Heddle's filter, nil if it is not there, and errForeignFilter if another is in
 // its place.
 func ownFilter(ifindex int, dir Direction) (own *attached, err error) {
-	list, err := dump(func() (list []attached, err error) {
-		err = ask(unix.RTM_GETTFILTER, unix.NLM_F_DUMP, func(m syscall.NetlinkMessage) bool {
+	list, err := rtnl.Dump(func() (list []attached, err error) {
+		err = rtnl.Ask(unix.RTM_GETTFILTER, unix.NLM_F_DUMP, func(m syscall.NetlinkMessage) bool {
 			if f, ok := parseFilter(m.Data); ok {
 				list = append(list, f)
 			}
@@ -250,7 +273,7 @@ func hasClsact(ifindex int) (there bool, err error) {
 	// One device's is asked for by its place. A list is of all devices, whatever device it is asked
 	// for.
 	told := false
-	err = ask(unix.RTM_GETQDISC, unix.NLM_F_ECHO|unix.NLM_F_ACK, func(m syscall.NetlinkMessage) bool {
+	err = rtnl.Ask(unix.RTM_GETQDISC, unix.NLM_F_ECHO|unix.NLM_F_ACK, func(m syscall.NetlinkMessage) bool {
 		attrs, _ := nl.ParseRouteAttr(m.Data[min(nl.SizeofTcMsg, len(m.Data)):])
 		for _, a := range attrs {
 			if a.Attr.Type == nl.TCA_KIND {
@@ -264,8 +287,8 @@ func hasClsact(ifindex int) (there bool, err error) {
 	}
 	// The kernel has no answer but that it has understood, or EINVAL, where there was one that is
 	// gone.
-	list, err := dump(func() ([]netlink.Qdisc, error) {
-		return each().QdiscList(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Index: ifindex}})
+	list, err := rtnl.Dump(func() ([]netlink.Qdisc, error) {
+		return rtnl.Each().QdiscList(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Index: ifindex}})
 	})
 	if err != nil {
 		return false, fmt.Errorf("list qdiscs: %w", err)
@@ -296,12 +319,12 @@ func ensureClsact(h *netlink.Handle, link netlink.Link) error {
 // DetachElsewhere detaches the program called name from the ingress of all devices that are no
 // endpoint's, but of those to keep: a node's underlay address may have been another device's once.
 func DetachElsewhere(name string, keep ...int) error {
-	h, err := open()
+	h, err := rtnl.Open()
 	if err != nil {
 		return err
 	}
 	defer h.Close()
-	links, err := dump(h.LinkList)
+	links, err := rtnl.Dump(h.LinkList)
 	if err != nil {
 		return fmt.Errorf("list devices: %w", err)
 	}
@@ -328,7 +351,7 @@ func DetachElsewhere(name string, keep ...int) error {
 
 // detachAll detaches Heddle's programs from every device.
 func detachAll(h *netlink.Handle, gone func(string, ...any)) error {
-	links, err := dump(h.LinkList)
+	links, err := rtnl.Dump(h.LinkList)
 	if err != nil {
 		return fmt.Errorf("list devices: %w", err)
 	}

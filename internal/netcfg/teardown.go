@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	"github.com/vishvananda/netlink"
+
+	"heddle.dev/heddle/internal/netcfg/rtnl"
 )
 
 // Teardown removes everything of Heddle's from this network namespace: endpoints' pairs, the
@@ -12,7 +14,7 @@ import (
 // removed, in an operator's words. What is not there is no error, and an error at one thing does
 // not keep the rest. Forwarding (ip_forward) stays on, because others may have come to need it.
 func Teardown() (removed []string, err error) {
-	h, err := open()
+	h, err := rtnl.Open()
 	if err != nil {
 		return nil, err
 	}
@@ -44,7 +46,7 @@ func familyName(family int) string {
 }
 
 func deleteOwnLinks(h *netlink.Handle, gone func(string, ...any)) error {
-	links, err := dump(h.LinkList)
+	links, err := rtnl.Dump(h.LinkList)
 	if err != nil {
 		return fmt.Errorf("list devices: %w", err)
 	}
@@ -57,7 +59,7 @@ func deleteOwnLinks(h *netlink.Handle, gone func(string, ...any)) error {
 		encrypted := l.Attrs().Name == WireGuardDevice && l.Type() == "wireguard"
 		inner := l.Attrs().Name == InnerDevice && l.Attrs().HardwareAddr.String() == InnerMAC
 		if endpoint || overlay || divert || shape || encrypted || inner { // the other ends of pairs go with them
-			errs = append(errs, deleteLink(h, l))
+			errs = append(errs, rtnl.DeleteLink(h, l))
 			gone("device %s", l.Attrs().Name)
 		}
 	}

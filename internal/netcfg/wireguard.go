@@ -14,6 +14,7 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg/rtnl"
 )
 
 // WireGuardDevice is the device by which the nodes' inner addresses are reached.
@@ -64,7 +65,7 @@ type WireGuardState struct {
 // SetWireGuard makes the device, or brings the one there to w: with the same key, what goes by it
 // does not notice. Peers stay as they are.
 func SetWireGuard(w WireGuard) error {
-	h, err := open()
+	h, err := rtnl.Open()
 	if err != nil {
 		return err
 	}
@@ -80,7 +81,7 @@ func SetWireGuard(w WireGuard) error {
 	if err := innerIsFree(h, link, w.Prefix, "--encrypt-prefix"); err != nil {
 		return err
 	}
-	if err := errors.Join(quietIPv6(WireGuardDevice), setMTU(h, link, outer.Attrs().MTU-wireGuardOverhead)); err != nil {
+	if err := errors.Join(quietIPv6(WireGuardDevice), rtnl.SetMTU(h, link, outer.Attrs().MTU-wireGuardOverhead)); err != nil {
 		return err
 	}
 	have, err := ownRoutes(h)
@@ -94,7 +95,7 @@ func SetWireGuard(w WireGuard) error {
 	if err := configureWireGuard(wgtypes.Config{PrivateKey: &key, ListenPort: &port}); err != nil {
 		return err
 	}
-	if err := setUp(h, link); errors.Is(err, unix.EADDRINUSE) {
+	if err := rtnl.SetUp(h, link); errors.Is(err, unix.EADDRINUSE) {
 		return fmt.Errorf("encrypt port %d: the UDP port is in use here; choose another with --encrypt-port: %w", w.Port, err)
 	} else if err != nil {
 		return err
@@ -104,7 +105,7 @@ func SetWireGuard(w WireGuard) error {
 
 // wireGuardLink gives the device, which it makes unless it is there.
 func wireGuardLink(h *netlink.Handle) (netlink.Link, error) {
-	have, err := findLink(WireGuardDevice)
+	have, err := rtnl.FindLink(WireGuardDevice)
 	if err != nil {
 		return nil, err
 	}
@@ -135,7 +136,7 @@ func noWireGuard(err error) error {
 // CheckWireGuard reports why this kernel makes no WireGuard device. It leaves nothing behind.
 func CheckWireGuard() error {
 	return inThrowAwayNetns(func() error {
-		h, err := open()
+		h, err := rtnl.Open()
 		if err != nil {
 			return err
 		}
@@ -147,17 +148,17 @@ func CheckWireGuard() error {
 func tryWireGuard(h *netlink.Handle) error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = "probe-wg"
-	return errnoOf("add wireguard", h.LinkAdd(&netlink.Wireguard{LinkAttrs: attrs}))
+	return rtnl.Errno("add wireguard", h.LinkAdd(&netlink.Wireguard{LinkAttrs: attrs}))
 }
 
 // innerIsFree reports whether some other device has an address in the prefix of inner addresses.
 func innerIsFree(h *netlink.Handle, own netlink.Link, prefix netip.Prefix, flag string) error {
-	addrs, err := dump(func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_V4) })
+	addrs, err := rtnl.Dump(func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_V4) })
 	if err != nil {
 		return fmt.Errorf("list addresses: %w", err)
 	}
 	for _, a := range addrs {
-		if p := fromIPNet(a.IPNet); a.LinkIndex != own.Attrs().Index && p.Overlaps(prefix) {
+		if p := rtnl.FromIPNet(a.IPNet); a.LinkIndex != own.Attrs().Index && p.Overlaps(prefix) {
 			return fmt.Errorf("inner addresses %s: this host uses %s; choose another %s, equal on all nodes", prefix, p, flag)
 		}
 	}
@@ -167,13 +168,13 @@ func innerIsFree(h *netlink.Handle, own netlink.Link, prefix netip.Prefix, flag 
 // setInnerAddr makes want the device's one address. Its prefix makes the route to all inner
 // addresses.
 func setInnerAddr(h *netlink.Handle, link netlink.Link, want netip.Prefix) error {
-	have, err := dump(func() ([]netlink.Addr, error) { return h.AddrList(link, netlink.FAMILY_ALL) })
+	have, err := rtnl.Dump(func() ([]netlink.Addr, error) { return h.AddrList(link, netlink.FAMILY_ALL) })
 	if err != nil {
 		return fmt.Errorf("device %s: list addresses: %w", link.Attrs().Name, err)
 	}
 	found := false
 	for _, a := range have {
-		if p := fromIPNet(a.IPNet); p == want {
+		if p := rtnl.FromIPNet(a.IPNet); p == want {
 			found = true
 		} else if err := h.AddrDel(link, &a); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
 			return fmt.Errorf("device %s: remove address %v: %w", link.Attrs().Name, p, err)
@@ -275,7 +276,7 @@ func WireGuardPeers() (map[model.PublicKey]WireGuardState, error) {
 			s.Endpoint = p.Endpoint.AddrPort()
 		}
 		if len(p.AllowedIPs) > 0 {
-			s.Inner = fromIP(p.AllowedIPs[0].IP)
+			s.Inner = rtnl.FromIP(p.AllowedIPs[0].IP)
 		}
 		out[model.PublicKey(p.PublicKey)] = s
 	}
@@ -284,16 +285,16 @@ func WireGuardPeers() (map[model.PublicKey]WireGuardState, error) {
 
 // RemoveWireGuard deletes the device of an earlier agent, which encrypted.
 func RemoveWireGuard() error {
-	h, err := open()
+	h, err := rtnl.Open()
 	if err != nil {
 		return err
 	}
 	defer h.Close()
-	have, err := findLink(WireGuardDevice)
+	have, err := rtnl.FindLink(WireGuardDevice)
 	if err != nil || have == nil || have.Type() != "wireguard" {
 		return err
 	}
-	return deleteLink(h, have)
+	return rtnl.DeleteLink(h, have)
 }
 
 func readWireGuard() (*wgtypes.Device, error) {

@@ -1,25 +1,34 @@
-package netcfg
+package rtnl
 
 import (
 	"errors"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/netns"
+	"heddle.dev/heddle/internal/testutil"
 )
 
 // TestBatch: a request that fails says which it is, and those after it are made.
 func TestBatch(t *testing.T) {
-	ns := newNetns(t)
+	testutil.NeedRoot(t, "makes a network namespace")
+	const lo = 1 // its index
 	first, second := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")
-	in(t, ns, func() error {
-		var b batch
-		b.up(LoopbackIfindex)
-		b.address(LoopbackIfindex, first)
-		b.address(999, first)
-		b.address(LoopbackIfindex, second)
-		failed, err := b.send()
+	testutil.NoError(t, netns.OnDiscardedThread(func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return err
+		}
+		var b Batch
+		b.Up(lo)
+		b.Address(lo, first)
+		b.Address(999, first)
+		b.Address(lo, second)
+		failed, err := b.Send()
 		if err != nil || len(failed) != 4 {
 			t.Fatalf("%d answers, %v", len(failed), err)
 		}
@@ -31,16 +40,22 @@ func TestBatch(t *testing.T) {
 		if err := failed[2]; !errors.Is(err, unix.ENODEV) || !strings.Contains(err.Error(), "add address 192.0.2.1") {
 			t.Errorf("the third: %v", err)
 		}
-		b.address(LoopbackIfindex, first)
-		if err := b.do(); !errors.Is(err, unix.EEXIST) {
+		b.Address(lo, first)
+		if err := b.Do(); !errors.Is(err, unix.EEXIST) {
 			t.Errorf("an address that is there: %v", err)
 		}
-		b.address(LoopbackIfindex, first)
-		return b.do(unix.EEXIST)
-	})
-	if got := run(t, ns, "ip -o addr show dev lo"); !strings.Contains(got, "192.0.2.1/32") || !strings.Contains(got, "2001:db8::1/128") {
-		t.Errorf("addresses of lo:\n%s", got)
-	}
+		b.Address(lo, first)
+		if err := b.Do(unix.EEXIST); err != nil {
+			return err
+		}
+		have, err := Each().AddrList(nil, unix.AF_UNSPEC)
+		for _, want := range []netip.Addr{first, second} {
+			if !slices.ContainsFunc(have, func(a netlink.Addr) bool { return FromIPNet(a.IPNet) == netip.PrefixFrom(want, want.BitLen()) }) {
+				t.Errorf("addresses of lo: %v; want %v", have, want)
+			}
+		}
+		return err
+	}))
 }
 
 // TestAnswers: what is no answer to a request is not taken for one.

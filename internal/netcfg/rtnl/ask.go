@@ -1,7 +1,6 @@
-package netcfg
+package rtnl
 
 import (
-	"errors"
 	"fmt"
 	"syscall"
 
@@ -10,10 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ask makes one request in the calling thread's network namespace, and gives the messages of its
+// Ask makes one request in the calling thread's network namespace, and gives the messages of its
 // answer to each until there are no more, or each says so. It is for what making an endpoint asks
 // for: the library takes 64 KB of memory for every message, which was most of what was collected.
-func ask(kind, flags int, each func(m syscall.NetlinkMessage) (more bool), data ...nl.NetlinkRequestData) error {
+func Ask(kind, flags int, each func(m syscall.NetlinkMessage) (more bool), data ...nl.NetlinkRequestData) error {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
 	if err != nil {
 		return fmt.Errorf("open netlink: %w", err)
@@ -25,7 +24,7 @@ func ask(kind, flags int, each func(m syscall.NetlinkMessage) (more bool), data 
 	if err := unix.Sendto(fd, request.Serialize(), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return fmt.Errorf("send netlink request: %w", err)
 	}
-	answer := make([]byte, answerBytes)
+	answer := make([]byte, AnswerBytes)
 	for {
 		n, _, err := unix.Recvfrom(fd, answer, unix.MSG_TRUNC)
 		if err == unix.EINTR {
@@ -57,30 +56,4 @@ func ask(kind, flags int, each func(m syscall.NetlinkMessage) (more bool), data 
 			}
 		}
 	}
-}
-
-// findLink gives the device called name in the calling thread's network namespace, or nil if there
-// is none.
-func findLink(name string) (found netlink.Link, err error) {
-	var broken error
-	err = ask(unix.RTM_GETLINK, 0, func(m syscall.NetlinkMessage) bool {
-		found, broken = netlink.LinkDeserialize(nil, m.Data)
-		return false
-	}, nl.NewIfInfomsg(unix.AF_UNSPEC), nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(name)))
-	if errors.Is(err, unix.ENODEV) {
-		return nil, nil
-	}
-	if err := errors.Join(err, broken); err != nil {
-		return nil, fmt.Errorf("device %s: %w", name, err)
-	}
-	return found, nil
-}
-
-// getLink is findLink for a device that must be there.
-func getLink(name string) (netlink.Link, error) {
-	l, err := findLink(name)
-	if err == nil && l == nil {
-		err = fmt.Errorf("device %s: %w", name, unix.ENODEV)
-	}
-	return l, err
 }

@@ -38,7 +38,8 @@ var allowed = map[string][]string{
 	"internal/plane/tcp/datapath":  {"internal/flow", "internal/plane/tcp/lockwait", "internal/plane/tcp/names"},
 	"internal/plane/tcp/lockwait":  {},
 	"internal/plane/tcp/names":     {},
-	"internal/netcfg":              {"internal/netcfg/rtnl", "internal/netcfg/sysctl", "internal/netns"},
+	"internal/netcfg":              {"internal/netcfg/netdev", "internal/netcfg/rtnl", "internal/netcfg/sysctl", "internal/netns"},
+	"internal/netcfg/netdev":       {"internal/netcfg/sysctl"},
 	"internal/netcfg/rtnl":         {},
 	"internal/netcfg/sysctl":       {},
 	"internal/plane/tcp/intercept": {"internal/trap", "internal/trap/task"},
@@ -68,7 +69,7 @@ var allowed = map[string][]string{
 	"internal/trust":               {"internal/durable"},
 	"internal/plane":               {"internal/api", "internal/flow", "internal/netcfg", "internal/stack", "internal/trap"},
 	"internal/plane/planetest":     {"internal/api", "internal/netcfg", "internal/plane", "internal/stack", "internal/trap"},
-	"internal/plane/tcp": {"internal/api", "internal/plane/tcp/datapath", "internal/dockernet", "internal/plane/tcp/intercept", "internal/fdkeep", "internal/flow", "internal/netcfg",
+	"internal/plane/tcp": {"internal/api", "internal/plane/tcp/datapath", "internal/dockernet", "internal/plane/tcp/intercept", "internal/fdkeep", "internal/flow", "internal/netcfg", "internal/netcfg/netdev",
 		"internal/plane", "internal/plane/stacks/protocol", "internal/plane/tcp/congestion", "internal/plane/tcp/lockwait", "internal/plane/tcp/names", "internal/plane/tcp/probe", "internal/plane/tcp/procnet", "internal/stack", "internal/trap/ioctl"},
 	"internal/plane/queues":          {"internal/api", "internal/hang", "internal/netcfg", "internal/plane", "internal/plane/guest", "internal/plane/process", "internal/plane/queues/protocol", "internal/stack", "internal/trap"},
 	"internal/plane/guest":           {"internal/trap", "internal/trap/task"},
@@ -88,7 +89,7 @@ var allowed = map[string][]string{
 	"examples/stack-module":          {"internal/plane/stacks/protocol"},
 	"internal/plane/tcp/congestion":  {"internal/stack"},
 
-	"internal/node": {"internal/api", "internal/dockernet", "internal/durable", "internal/endpoint", "internal/endpointfile", "internal/fdkeep", "internal/flow", "internal/flowlog", "internal/netcfg", "internal/otlp", "internal/patience", "internal/peerapi",
+	"internal/node": {"internal/api", "internal/dockernet", "internal/durable", "internal/endpoint", "internal/endpointfile", "internal/fdkeep", "internal/flow", "internal/flowlog", "internal/netcfg", "internal/netcfg/netdev", "internal/otlp", "internal/patience", "internal/peerapi",
 		"internal/plane", "internal/plane/tcp", "internal/policy", "internal/stack", "internal/store", "internal/store/etcd", "internal/trap", "internal/trust", "internal/wireguard"},
 	"internal/wireguard":  {"internal/durable", "internal/patience"},
 	"internal/uninstall":  {"internal/endpointfile", "internal/wireguard", "internal/plane/tcp/datapath", "internal/fdkeep", "internal/netcfg", "internal/patience", "internal/plane/tcp/procnet", "internal/plane/queues", "internal/plane/stacks/module", "internal/plane/verbs", "internal/plane/verbs/folder"},
@@ -146,7 +147,7 @@ var only = map[string]struct {
 	why       string
 }{
 	"github.com/cilium/ebpf":             {[]string{"internal/plane/tcp/datapath", "internal/plane/tcp/congestion", "internal/bench/baseline", "test/lab"}, "nothing else knows a BPF map's layout; congestion controls have maps of their own, and so has the bench's baseline; tests count entries"},
-	"github.com/vishvananda/netlink":     {[]string{"internal/netcfg", "internal/netcfg/rtnl", "internal/lab/fabric"}, "devices and routes of a node have one owner; the lab wires hosts, which is no agent's business"},
+	"github.com/vishvananda/netlink":     {[]string{"internal/netcfg", "internal/netcfg/netdev", "internal/netcfg/rtnl", "internal/lab/fabric"}, "devices and routes of a node have one owner; the lab wires hosts, which is no agent's business"},
 	"golang.zx2c4.com/wireguard":         {[]string{"internal/netcfg"}, "a node's devices have one owner"},
 	"go.opentelemetry.io/proto":          {[]string{"internal/otlp"}, "what leaves the node has one way out"},
 	"github.com/google/nftables":         {[]string{"internal/netcfg"}, "the firewall has one owner"},

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg/netdev"
 	"heddle.dev/heddle/internal/netcfg/rtnl"
 	"heddle.dev/heddle/internal/netns"
 )
@@ -46,7 +47,7 @@ func AdoptEndpoint(cfg EndpointConfig) (EndpointDevice, error) {
 		return EndpointDevice{}, err
 	}
 	for _, a := range cfg.Addrs {
-		local := route{table: cfg.Table, dst: netip.PrefixFrom(a, a.BitLen()), kind: unix.RTN_LOCAL, link: LoopbackIfindex}
+		local := route{table: cfg.Table, dst: netip.PrefixFrom(a, a.BitLen()), kind: unix.RTN_LOCAL, link: netdev.LoopbackIfindex}
 		if cfg.Intercepted {
 			err = ensureRoute(h, have, local)
 		} else {
@@ -192,7 +193,7 @@ func adoptedLinks(h *netlink.Handle) (out []netlink.Link, err error) {
 		return nil, fmt.Errorf("list devices: %w", err)
 	}
 	for _, l := range links {
-		if _, ours := endpointOf(l); ours || l.Type() != "veth" || strings.HasPrefix(l.Attrs().Name, "heddle-") {
+		if _, ours := netdev.EndpointOf(l); ours || l.Type() != "veth" || strings.HasPrefix(l.Attrs().Name, "heddle-") {
 			continue
 		}
 		if own, err := ownFilter(l.Attrs().Index, Egress); err == nil && own != nil { // else another's, or gone

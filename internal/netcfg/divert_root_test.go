@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"heddle.dev/heddle/internal/netcfg/netdev"
 	"heddle.dev/heddle/internal/netcfg/rtnl"
 	"heddle.dev/heddle/internal/testutil"
 )
@@ -97,7 +98,7 @@ func nodeSocketHoldsOverlayAddress(t *testing.T, settings []string) {
 	// destination hardware address; here the neighbour entry does.
 	capture := loadTC(t, insn(bpfMovImm, 1, 0, int32(top.devs[0].DivertIfindex)), insn(bpfMovImm, 2, 0, redirectIngress),
 		insn(bpfCall, 0, 0, helperRedirect), insn(bpfExit, 0, 0, 0))
-	run(t, node, fmt.Sprintf("ip neigh replace %v lladdr %s dev %s nud permanent", c1, DivertMAC, dev.Name))
+	run(t, node, fmt.Sprintf("ip neigh replace %v lladdr %s dev %s nud permanent", c1, netdev.DivertMAC, dev.Name))
 	in(t, node, func() error {
 		return AttachTC(dev.Ifindex, Filter{Direction: Egress, Program: capture, Name: "capture"})
 	})

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg/netdev"
 )
 
 // earlyPriority places the first chains before all else that looks at packets, connection tracking
@@ -32,12 +33,12 @@ const (
 //
 // It is one chain a hook, and what is commonest leaves it first: of the overlay, every packet of a
 // plain container passes both. divert is the index of
-// DivertDevice, underlay that of the underlay's device.
+// netdev.Divert, underlay that of the underlay's device.
 func (r ruleset) addEarly(divert, underlay int) {
 	r.addRejected()
 	r.addLoopback()
 	in := r.base("early-in", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, earlyPriority)
-	r.rule(in, "early-out saw it; no program rejects what is on lo", indexMatch(expr.MetaKeyIIF, LoopbackIfindex),
+	r.rule(in, "early-out saw it; no program rejects what is on lo", indexMatch(expr.MetaKeyIIF, netdev.LoopbackIfindex),
 		lead(expr.VerdictGoto, loopbackChain))
 	r.addPlainIn(in, underlay)
 	r.rule(in, "policy rejects it", markMatch(r.cfg.RejectMark), lead(expr.VerdictGoto, rejectedChain))
@@ -119,7 +120,7 @@ func (r ruleset) addNodeSocket() {
 		r.guarded(chain, guardOut)
 	}
 	for _, p := range r.cfg.Pool { // what has moved here is in another node's prefix
-		r.rule(chain, "connections between node sockets are not translated", indexMatch(expr.MetaKeyOIF, LoopbackIfindex),
+		r.rule(chain, "connections between node sockets are not translated", indexMatch(expr.MetaKeyOIF, netdev.LoopbackIfindex),
 			withinMatch(p), untracked())
 	}
 	r.addDirect(chain, guardOut)

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg/netdev"
 )
 
 // sample is a packet at a hook, as far as rules look at it.
@@ -41,7 +42,7 @@ const (
 // trackingPriority is where the kernel's connection tracking is at prerouting and output.
 const trackingPriority = -200
 
-var sampleDevices = map[string]uint32{"lo": LoopbackIfindex, "eth0": 2, OverlayDevice: 3, DivertDevice: 4, "hd1": 5}
+var sampleDevices = map[string]uint32{"lo": netdev.LoopbackIfindex, "eth0": 2, netdev.Overlay: 3, netdev.Divert: 4, "hd1": 5}
 
 func (s sample) header(which expr.PayloadBase) []byte {
 	h := make([]byte, 40)
@@ -303,7 +304,7 @@ func wanted(cfg NodeConfig, s sample) fate {
 	fromMirror := model.MirrorRange.Contains(s.src)
 	switch {
 	case s.in != "lo":
-		untracked(s.in == DivertDevice || direct || s.mark == cfg.Mark && fromMirror)
+		untracked(s.in == netdev.Divert || direct || s.mark == cfg.Mark && fromMirror)
 	case s.ct == ctNone:
 		untracked(direct || local || isLocal(s.src) && isLocal(s.dst))
 	default:
@@ -313,12 +314,12 @@ func wanted(cfg NodeConfig, s sample) fate {
 	switch {
 	case s.mark == cfg.RejectMark && s.in != "lo":
 		f.end = map[bool]string{true: "reset", false: "unreachable"}[tcp]
-	case store && (s.in == "hd1" || s.in == OverlayDevice):
+	case store && (s.in == "hd1" || s.in == netdev.Overlay):
 		f.end = "reset"
 	case s.mark == cfg.Mark:
 	case fromMirror:
 		f.end = "drop"
-	case !tcp || !within(cfg.Prefixes, s.dst) || !s.claimed || opening && (s.in != "lo" && s.in != DivertDevice || s.dnat && f.ct == ctTracked):
+	case !tcp || !within(cfg.Prefixes, s.dst) || !s.claimed || opening && (s.in != "lo" && s.in != netdev.Divert || s.dnat && f.ct == ctTracked):
 	default:
 		f.mark = cfg.Mark
 	}
@@ -431,8 +432,8 @@ nft add rule inet heddle rejected drop`)
 			t.Errorf("hook %d: chains at %d and %d", *hook, early, late)
 		}
 	}
-	sampleDevices[DivertDevice] = uint32(devs.DivertIfindex)
-	for _, name := range []string{"eth0", "hd1", OverlayDevice} {
+	sampleDevices[netdev.Divert] = uint32(devs.DivertIfindex)
+	for _, name := range []string{"eth0", "hd1", netdev.Overlay} {
 		sampleDevices[name] = uint32(devs.DivertIfindex) + uint32(len(name)) + 1
 	}
 	return b
@@ -493,7 +494,7 @@ func TestRulesCost(t *testing.T) {
 	}{
 		{"between node sockets over lo", 30, sample{out: "lo", in: "lo", mark: cfg.Mark, src: local, dst: local.Next(), sport: 40000, dport: 80}},
 		{"the same in IPv6", 40, sample{out: "lo", in: "lo", mark: cfg.Mark, src: netip.MustParseAddr("fd99::a63:102"), dst: netip.MustParseAddr("fd99::a63:103"), sport: 40000, dport: 80}},
-		{"SYN-ACK by the divert device", 60, sample{out: "hd1", in: DivertDevice, mark: cfg.OverlayMark, src: local, dst: local.Next(), sport: 80, dport: 40000}},
+		{"SYN-ACK by the divert device", 60, sample{out: "hd1", in: netdev.Divert, mark: cfg.OverlayMark, src: local, dst: local.Next(), sport: 80, dport: 40000}},
 		{"direct, to the server", 50, sample{out: "eth0", in: "eth0", mark: cfg.Mark, src: underlay[0], dst: remote, sport: 40000, dport: 17410}},
 		{"the overlay's", 60, sample{out: "eth0", in: "eth0", proto: unix.IPPROTO_UDP, src: remote, dst: underlay[0], sport: 50000, dport: DefaultVXLANPort, vni: cfg.VNI}},
 		{"direct, from the server", 61, sample{out: "eth0", in: "eth0", mark: cfg.Mark, src: remote, dst: underlay[0], sport: 17410, dport: 40000}},
@@ -515,7 +516,7 @@ func TestRulesCost(t *testing.T) {
 		if in.in == "eth0" {
 			in.mark = 0
 		}
-		if in.in == DivertDevice {
+		if in.in == netdev.Divert {
 			in.mark = cfg.Mark
 		}
 		sent, arrived, input := spend(nftables.ChainHookOutput, out), spend(nftables.ChainHookPrerouting, in), spend(nftables.ChainHookInput, in)

@@ -8,13 +8,12 @@ import (
 	"net/netip"
 	"os"
 	"slices"
-	"strconv"
-	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg/netdev"
 	"heddle.dev/heddle/internal/netcfg/rtnl"
 	"heddle.dev/heddle/internal/netcfg/sysctl"
 	"heddle.dev/heddle/internal/netns"
@@ -201,8 +200,8 @@ func AddEndpoint(cfg EndpointConfig) (_ EndpointDevice, err error) {
 		return EndpointDevice{}, fmt.Errorf("endpoint %d: netns_path: %w", cfg.ID, err)
 	}
 	return EndpointDevice{
-		Netns: uint32(inode), Made: pair.made, Ifindex: host.Attrs().Index, Name: host.Attrs().Name, HostMAC: hostMAC(cfg.ID).String(),
-		ContainerMAC: containerMAC(cfg.ID).String(), ContainerIfindex: host.Attrs().ParentIndex, MTU: cfg.MTU, IDs: ids, Routes: cfg.Routes,
+		Netns: uint32(inode), Made: pair.made, Ifindex: host.Attrs().Index, Name: host.Attrs().Name, HostMAC: netdev.HostMAC(cfg.ID).String(),
+		ContainerMAC: netdev.ContainerMAC(cfg.ID).String(), ContainerIfindex: host.Attrs().ParentIndex, MTU: cfg.MTU, IDs: ids, Routes: cfg.Routes,
 	}, nil
 }
 
@@ -211,7 +210,7 @@ func (c *EndpointConfig) setMTU() error {
 	if c.MTU != 0 {
 		return nil
 	}
-	overlay, err := rtnl.GetLink(OverlayDevice)
+	overlay, err := rtnl.GetLink(netdev.Overlay)
 	if err != nil {
 		return fmt.Errorf("endpoint %d: %w; set the node up first", c.ID, err)
 	}
@@ -273,14 +272,14 @@ func setContainerSide(eth netlink.Link, cfg EndpointConfig, fresh bool) error {
 	// sends to itself.
 	var b rtnl.Batch
 	index := eth.Attrs().Index
-	b.Up(LoopbackIfindex)
+	b.Up(netdev.LoopbackIfindex)
 	b.Up(index)
 	for _, a := range cfg.Addrs {
 		if fresh {
 			b.Address(index, a)
 		}
 		// Not by setNeighbours: see there of what a list costs.
-		b.Neighbour(index, sameFamily(a, cfg.Gateways), hostMAC(cfg.ID).String())
+		b.Neighbour(index, sameFamily(a, cfg.Gateways), netdev.HostMAC(cfg.ID).String())
 	}
 	if err := b.Do(unix.EEXIST); err != nil {
 		return err
@@ -381,7 +380,7 @@ func setHostSide(host netlink.Link, cfg EndpointConfig, fresh bool) error {
 	neighbours := map[netip.Addr]string{}
 	var want []route
 	for _, a := range cfg.Addrs {
-		neighbours[a] = containerMAC(cfg.ID).String()
+		neighbours[a] = netdev.ContainerMAC(cfg.ID).String()
 		if fresh {
 			b.Neighbour(index, a, neighbours[a])
 		}
@@ -445,10 +444,10 @@ func DelEndpoint(id model.EndpointID, addrs []netip.Addr, table int) error {
 	for _, a := range addrs {
 		errs = append(errs, deleteRoute(h, localRoute(table, a)))
 	}
-	host, err := rtnl.FindLink(deviceName(id))
+	host, err := rtnl.FindLink(netdev.EndpointName(id))
 	errs = append(errs, err)
 	if host != nil {
-		if found, ours := endpointOf(host); ours && found == id {
+		if found, ours := netdev.EndpointOf(host); ours && found == id {
 			_, err := deleteSeen(host)
 			errs = append(errs, err)
 		}
@@ -461,7 +460,7 @@ func DelEndpoint(id model.EndpointID, addrs []netip.Addr, table int) error {
 
 // localRoute makes an endpoint's address local to the node for marked packets.
 func localRoute(table int, a netip.Addr) route {
-	return route{table: table, dst: netip.PrefixFrom(a, a.BitLen()), kind: unix.RTN_LOCAL, link: LoopbackIfindex}
+	return route{table: table, dst: netip.PrefixFrom(a, a.BitLen()), kind: unix.RTN_LOCAL, link: netdev.LoopbackIfindex}
 }
 
 // KeepLocal removes the routes that make addresses of endpoints local to the node for marked
@@ -492,25 +491,10 @@ func Endpoints() ([]EndpointLink, error) {
 	}
 	var out []EndpointLink
 	for _, l := range links {
-		if id, ours := endpointOf(l); ours {
+		if id, ours := netdev.EndpointOf(l); ours {
 			out = append(out, EndpointLink{ID: id, Ifindex: l.Attrs().Index, Name: l.Attrs().Name})
 		}
 	}
 	slices.SortFunc(out, func(a, b EndpointLink) int { return cmp.Compare(a.ID, b.ID) })
 	return out, nil
-}
-
-// endpointOf tells whether l is the node's side of an endpoint's pair, and of which: kind, name and
-// hardware address must fit. The kernel sets all three at once, so a kill cannot leave one without
-// the others.
-func endpointOf(l netlink.Link) (model.EndpointID, bool) {
-	digits, ok := strings.CutPrefix(l.Attrs().Name, endpointPrefix)
-	if !ok || l.Type() != "veth" {
-		return 0, false
-	}
-	n, err := strconv.ParseUint(digits, 16, 32)
-	id := model.EndpointID(n)
-	ours := err == nil && id != 0 && id <= model.MaxEndpointID && deviceName(id) == l.Attrs().Name &&
-		l.Attrs().HardwareAddr.String() == hostMAC(id).String()
-	return id, ours
 }

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg/netdev"
 	"heddle.dev/heddle/internal/netcfg/rtnl"
 	"heddle.dev/heddle/internal/netns"
 )
@@ -91,19 +92,16 @@ func tryVXLAN(h *netlink.Handle) error {
 	return rtnl.Errno("add vxlan", h.LinkAdd(&netlink.Vxlan{LinkAttrs: attrs, VxlanId: 1, Port: 4789, Learning: false}))
 }
 
-// LoopbackIfindex is what every network namespace gives its lo.
-const LoopbackIfindex = 1
-
 func tryClsact(h *netlink.Handle) error {
 	return rtnl.Errno("add clsact", h.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
-		LinkIndex: LoopbackIfindex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}))
+		LinkIndex: netdev.LoopbackIfindex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}))
 }
 
 func tryClsBPF(h *netlink.Handle) error {
 	return tryClassifier(h, &netlink.BpfFilter{FilterAttrs: probeFilter, Fd: -1, Name: "probe", DirectAction: true})
 }
 
-var probeFilter = netlink.FilterAttrs{LinkIndex: LoopbackIfindex, Parent: netlink.HANDLE_MIN_INGRESS,
+var probeFilter = netlink.FilterAttrs{LinkIndex: netdev.LoopbackIfindex, Parent: netlink.HANDLE_MIN_INGRESS,
 	Handle: 1, Protocol: unix.ETH_P_ALL, Priority: 1}
 
 // tryClassifier adds a filter that lacks what it classifies by, since this package has no BPF
@@ -139,7 +137,7 @@ func tryFwmarkRule6(h *netlink.Handle) error {
 
 func fwmarkRule(h *netlink.Handle, family int, p netip.Prefix) error {
 	// A route may not go through a device that is down.
-	lo, err := h.LinkByIndex(LoopbackIfindex)
+	lo, err := h.LinkByIndex(netdev.LoopbackIfindex)
 	if err != nil {
 		return rtnl.Errno("find lo", err)
 	}
@@ -151,7 +149,7 @@ func fwmarkRule(h *netlink.Handle, family int, p netip.Prefix) error {
 	if err := h.RuleAdd(rule); err != nil {
 		return rtnl.Errno("add rule", err)
 	}
-	route := &netlink.Route{LinkIndex: LoopbackIfindex, Table: probeTable, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST,
+	route := &netlink.Route{LinkIndex: netdev.LoopbackIfindex, Table: probeTable, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST,
 		Dst: &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}}
 	return rtnl.Errno("add local route", h.RouteAdd(route))
 }
@@ -183,7 +181,7 @@ func tryGuards(*netlink.Handle) error {
 	if err := r.addGuards([]netip.Addr{at}, nil); err != nil {
 		return err
 	}
-	r.addEarly(LoopbackIfindex, LoopbackIfindex)
+	r.addEarly(netdev.LoopbackIfindex, netdev.LoopbackIfindex)
 	return rtnl.Errno("add guards", conn.Flush())
 }
 
@@ -219,7 +217,7 @@ func tryMirred(*netlink.Handle) error {
 	req := nl.NewNetlinkRequest(unix.RTM_NEWACTION, unix.NLM_F_CREATE|unix.NLM_F_ACK)
 	req.AddData(actionMessage{})
 	actions := nl.NewRtAttr(rootTable, nil)
-	if err := netlink.EncodeActions(actions, []netlink.Action{netlink.NewMirredAction(LoopbackIfindex)}); err != nil {
+	if err := netlink.EncodeActions(actions, []netlink.Action{netlink.NewMirredAction(netdev.LoopbackIfindex)}); err != nil {
 		return err
 	}
 	req.AddData(actions)

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg/netdev"
 	"heddle.dev/heddle/internal/netcfg/rtnl"
 )
 
@@ -48,7 +49,7 @@ func (r ruleset) rule(chain *nftables.Chain, why string, parts ...[]expr.Any) {
 
 // setFirewall replaces Heddle's nftables table by what cfg needs, in one transaction: there is no
 // moment without it, and connections under translation keep theirs; chains of an earlier version go
-// with its table. divert is the index of DivertDevice, underlay that of the
+// with its table. divert is the index of netdev.Divert, underlay that of the
 // underlay's device, nodes are those from which the overlay is accepted, and moved the addresses
 // that have moved to this node, until Overlay.Set says otherwise.
 //
@@ -120,7 +121,7 @@ func masqueradeExprs(own netip.Prefix, pool []netip.Prefix) []expr.Any {
 			out = append(out, addrMatch(p, destination, expr.CmpOpNeq)...)
 		}
 	}
-	for _, name := range []string{OverlayDevice, "lo"} {
+	for _, name := range []string{netdev.Overlay, "lo"} {
 		out = append(out,
 			&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 1},
 			&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: deviceNameData(name)})

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg/netdev"
 )
 
 // knownNodes is the nftables set of the underlay addresses from which the overlay is accepted.
@@ -54,7 +55,7 @@ func (r ruleset) addGuards(nodes []netip.Addr, counts map[string]uint64) error {
 	}
 	in, out := r.chain(guardIn), r.chain(guardOut)
 	for _, at := range r.cfg.Stores {
-		for _, device := range [][]byte{[]byte(endpointPrefix), deviceNameData(OverlayDevice)} {
+		for _, device := range [][]byte{[]byte(netdev.EndpointPrefix), deviceNameData(netdev.Overlay)} {
 			r.rule(in, "the store is not for containers", deviceMatch(device), refuseStoreExprs(at))
 		}
 		r.rule(out, "the store is not for sockets of containers", refuseStoreExprs(at))

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"heddle.dev/heddle/internal/netcfg/netdev"
 	"heddle.dev/heddle/internal/testutil"
 )
 
@@ -25,7 +26,7 @@ func TestInner(t *testing.T) {
 	run(t, node, "ip link del x0")
 	in(t, node, set)
 	before := run(t, node, "ip -o link show heddle-in0\nip -o -4 addr show heddle-in0\nip route show 100.73.0.0/16")
-	for _, part := range []string{"NOARP", "mtu 1480", InnerMAC, "100.73.0.1/16", "dev heddle-in0", "unreachable 100.73.0.0/16"} {
+	for _, part := range []string{"NOARP", "mtu 1480", netdev.InnerMAC, "100.73.0.1/16", "dev heddle-in0", "unreachable 100.73.0.0/16"} {
 		if !strings.Contains(before, part) {
 			t.Errorf("no %q in:\n%s", part, before)
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg/netdev"
 	"heddle.dev/heddle/internal/netcfg/rtnl"
 	"heddle.dev/heddle/internal/netns"
 )
@@ -33,7 +34,7 @@ func InspectEndpoint(cfg EndpointConfig) (EndpointState, error) {
 		cfg.Device = model.DefaultDevice
 	}
 	st := EndpointState{EndpointDevice: EndpointDevice{
-		Name: deviceName(cfg.ID), HostMAC: hostMAC(cfg.ID).String(), ContainerMAC: containerMAC(cfg.ID).String(),
+		Name: netdev.EndpointName(cfg.ID), HostMAC: netdev.HostMAC(cfg.ID).String(), ContainerMAC: netdev.ContainerMAC(cfg.ID).String(),
 	}}
 	h, err := rtnl.Open()
 	if err != nil {

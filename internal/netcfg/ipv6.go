@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"heddle.dev/heddle/internal/netcfg/netdev"
 	"heddle.dev/heddle/internal/netcfg/rtnl"
 	"heddle.dev/heddle/internal/netcfg/sysctl"
 )
@@ -101,7 +102,7 @@ func forwardFrom(n *sysctl.Namespace, device string) error {
 // the underlay's device and those of default routes, where answers to masqueraded connections
 // arrive. AddEndpoint does the same for endpoints' devices.
 func setForwarding6(h *netlink.Handle, underlay netlink.Link) error {
-	devices := []string{OverlayDevice, underlay.Attrs().Name}
+	devices := []string{netdev.Overlay, underlay.Attrs().Name}
 	routes, err := rtnl.Dump(func() ([]netlink.Route, error) {
 		return h.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
 	})
@@ -137,32 +138,11 @@ func setForwarding6(h *netlink.Handle, underlay netlink.Link) error {
 	return nil
 }
 
-// quietIPv6 leaves a device of Heddle's nothing but the addresses and neighbours that Heddle gives
-// it: no link-local address, no router advertisements, no search for duplicates. A kernel without
-// IPv6 has nothing to stop.
-func quietIPv6(device string) error {
-	n, err := sysctl.Open()
-	if err != nil {
-		return err
-	}
-	defer n.Close()
-	return quiet6(n, device)
-}
-
-func quiet6(n *sysctl.Namespace, device string) error {
-	conf := "ipv6/conf/" + device
-	err := n.Set([]sysctl.Setting{{Path: conf + "/addr_gen_mode", Value: "1"}, {Path: conf + "/accept_ra", Value: "0"},
-		{Path: conf + "/autoconf", Value: "0"}, {Path: conf + "/accept_dad", Value: "0"}}...)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	return err
-}
-
-// ready6 is quietIPv6 for a device that may have one of addrs: that undoes for the device, and for
-// others, what the namespace's default may say, and then it is an error if there is no IPv6.
+// ready6 is netdev.QuietIPv6 for a device that may have one of addrs: that undoes for the device,
+// and for others, what the namespace's default may say, and then it is an error if there is no
+// IPv6.
 func ready6(n *sysctl.Namespace, device string, addrs []netip.Addr, others ...string) error {
-	if err := quiet6(n, device); err != nil || !hasIPv6(addrs) {
+	if err := netdev.QuietIPv6In(n, device); err != nil || !hasIPv6(addrs) {
 		return err
 	}
 	for _, d := range append(others, device) {

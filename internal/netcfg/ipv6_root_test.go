@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg/netdev"
 	"heddle.dev/heddle/internal/netcfg/rtnl"
 )
 
@@ -129,8 +130,8 @@ func TestNodeStaysAHost(t *testing.T) {
 		{"all.forwarding", "0"}, {"default.forwarding", "0"}, {"all.force_forwarding", "0"}, {"default.force_forwarding", "0"},
 		{"under0.forwarding", "0"}, {"under0.accept_ra", "1"}, {"out0.forwarding", "0"}, {"out0.accept_ra", "1"},
 		{"under0.force_forwarding", "1"}, {"out0.force_forwarding", "1"},
-		{OverlayDevice + ".force_forwarding", "1"}, {dev.Name + ".force_forwarding", "1"},
-		{OverlayDevice + ".accept_ra", "0"}, {dev.Name + ".accept_ra", "0"}, {DivertDevice + ".force_forwarding", "0"},
+		{netdev.Overlay + ".force_forwarding", "1"}, {dev.Name + ".force_forwarding", "1"},
+		{netdev.Overlay + ".accept_ra", "0"}, {dev.Name + ".accept_ra", "0"}, {netdev.Divert + ".force_forwarding", "0"},
 	} {
 		if got := strings.TrimSpace(run(t, top.node[0], "sysctl -n net.ipv6.conf."+c.key)); got != c.want {
 			t.Errorf("net.ipv6.conf.%s = %s, want %s", c.key, got, c.want)
@@ -328,7 +329,7 @@ func TestNodeSocketHoldsOverlayAddress6(t *testing.T) {
 	top.add(t, 1, c3cfg)
 	capture := loadTC(t, insn(bpfMovImm, 1, 0, int32(top.devs[0].DivertIfindex)), insn(bpfMovImm, 2, 0, redirectIngress),
 		insn(bpfCall, 0, 0, helperRedirect), insn(bpfExit, 0, 0, 0))
-	run(t, node, fmt.Sprintf("ip neigh replace %v lladdr %s dev %s nud permanent", six(c1), DivertMAC, dev.Name))
+	run(t, node, fmt.Sprintf("ip neigh replace %v lladdr %s dev %s nud permanent", six(c1), netdev.DivertMAC, dev.Name))
 	in(t, node, func() error {
 		return AttachTC(dev.Ifindex, Filter{Direction: Egress, Program: capture, Name: "capture"})
 	})

@@ -9,6 +9,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"heddle.dev/heddle/internal/netcfg/netdev"
 	"heddle.dev/heddle/internal/netcfg/rtnl"
 )
 
@@ -32,7 +33,7 @@ func AttachLimiter(ifindex int, progs Limiter) error {
 		return err
 	}
 	if dev == nil {
-		return fmt.Errorf("attach limits to device %d: no device %s", ifindex, ShapeDevice)
+		return fmt.Errorf("attach limits to device %d: no device %s", ifindex, netdev.Shape)
 	}
 	link, err := h.LinkByIndex(ifindex)
 	if err != nil {
@@ -55,9 +56,9 @@ func attachLimiters(h *netlink.Handle, shape netlink.Link, progs Limiter) error 
 	var errs []error
 	for _, l := range links {
 		name := l.Attrs().Name
-		_, endpoint := endpointOf(l)
-		endpoint = endpoint || isStackDevice(l)
-		if l.Attrs().Index != LoopbackIfindex && !routed[l.Attrs().Index] && !endpoint && name != OverlayDevice && name != DivertDevice {
+		_, endpoint := netdev.EndpointOf(l)
+		endpoint = endpoint || netdev.IsStack(l)
+		if l.Attrs().Index != netdev.LoopbackIfindex && !routed[l.Attrs().Index] && !endpoint && name != netdev.Overlay && name != netdev.Divert {
 			continue
 		}
 		if err := attachLimiter(h, l, shape, progs); err != nil && !errors.Is(err, unix.ENODEV) {

@@ -15,7 +15,7 @@ import (
 )
 
 // setAddrs makes want, as host addresses, the addresses of l. Link-local addresses, which the
-// kernel made before quietIPv6, go too.
+// kernel made before netdev.QuietIPv6, go too.
 func setAddrs(h *netlink.Handle, l netlink.Link, want []netip.Addr) error {
 	name := l.Attrs().Name
 	have, err := rtnl.Dump(func() ([]netlink.Addr, error) { return h.AddrList(l, netlink.FAMILY_ALL) })

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg/netdev"
 	"heddle.dev/heddle/internal/netcfg/rtnl"
 )
 
@@ -27,7 +28,7 @@ const (
 
 // ListenersIn lists the TCP sockets of this network namespace that listen on a port in r, IPv4 and
 // IPv6, sorted. A socket on [::] shows as such, whether it also takes IPv4 or not. Sockets tied to
-// DivertDevice are left out: they are of containers, which listen without an address, and nothing
+// netdev.Divert are left out: they are of containers, which listen without an address, and nothing
 // reaches them.
 func ListenersIn(r model.PortRange) ([]netip.AddrPort, error) {
 	var out []netip.AddrPort
@@ -56,14 +57,14 @@ func ListenersIn(r model.PortRange) ([]netip.AddrPort, error) {
 	return slices.Compact(out), nil
 }
 
-// divertIfindex gives the index of DivertDevice in this network namespace, 0 if there is none.
+// divertIfindex gives the index of netdev.Divert in this network namespace, 0 if there is none.
 func divertIfindex() (int, error) {
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return 0, fmt.Errorf("open netlink: %w", err)
 	}
 	defer h.Close()
-	l, err := rtnl.FindLink(DivertDevice)
+	l, err := rtnl.FindLink(netdev.Divert)
 	if err != nil || l == nil {
 		return 0, err
 	}

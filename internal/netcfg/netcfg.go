@@ -25,40 +25,8 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// Names of the devices of a node. Endpoints' devices are endpointPrefix followed by the id in
-// hexadecimal.
-const (
-	// OverlayDevice is the VXLAN device.
-	OverlayDevice = "heddle-vx0"
-	// DivertDevice is where tc programs redirect packets that a node process sent to an
-	// intercepted container: packets enter the node's stack again on it.
-	DivertDevice = "heddle-hd0"
-	// divertPeer is the other end of DivertDevice's pair; it only has to be up.
-	divertPeer = "heddle-hd1"
-	// InnerDevice leads to the inner addresses of other nodes on an IPv6 underlay: a program
-	// translates what leaves by it.
-	InnerDevice = "heddle-in0"
-	// innerPeer is the other end of InnerDevice's pair; it only has to be up.
-	innerPeer = "heddle-in1"
-)
-
-// DivertMAC is the hardware address of DivertDevice: what a redirected packet must have as
-// destination for the stack to take it.
-const DivertMAC = "02:48:44:00:00:01"
-
-const divertPeerMAC = "02:48:44:00:00:02"
-
-// InnerMAC is the hardware address of InnerDevice: what arrives there after its translation has it
-// as destination.
-const InnerMAC = "02:48:44:00:00:03"
-
-const innerPeerMAC = "02:48:44:00:00:04"
-
 // DefaultVXLANPort is IANA's UDP port for VXLAN.
 const DefaultVXLANPort = 4789
-
-// endpointPrefix begins the names of endpoints' devices on the node.
-const endpointPrefix = "hd"
 
 // maxVNI is the largest VXLAN network identifier: 24 bits.
 const maxVNI = 1<<24 - 1
@@ -77,9 +45,9 @@ const (
 type NodeConfig struct {
 	// Underlay is the node's address on the network that joins the nodes. Some device here has it.
 	Underlay netip.Addr
-	// Outer is set if Underlay is an inner address, of WireGuardDevice or, if Translated, of
-	// InnerDevice: then it is the node's address on that network, and Inner the prefix of all inner
-	// addresses.
+	// Outer is set if Underlay is an inner address, of netdev.WireGuard or, if Translated, of
+	// netdev.Inner: then it is the node's address on that network, and Inner the prefix of all
+	// inner addresses.
 	Outer      netip.Addr
 	Inner      netip.Prefix
 	Translated bool
@@ -128,10 +96,10 @@ type NodeDevices struct {
 	// Outer is the node's IPv6 address there, to and from which packets of UnderlayIfindex are
 	// translated; the zero Addr: they are not.
 	Outer netip.Addr
-	// OverlayIfindex is that of OverlayDevice. It changes when SetupNode had to make the device
+	// OverlayIfindex is that of netdev.Overlay. It changes when SetupNode had to make the device
 	// anew.
 	OverlayIfindex int
-	// DivertIfindex is that of DivertDevice.
+	// DivertIfindex is that of netdev.Divert.
 	DivertIfindex int
 	// VTEPMAC is the hardware address of the overlay device. It depends on the underlay address
 	// only.
@@ -165,7 +133,8 @@ func (c NodeConfig) vtep() netip.Addr {
 	return c.Underlay
 }
 
-// HasInner reports whether the underlay is a device of inner addresses, WireGuard's or InnerDevice.
+// HasInner reports whether the underlay is a device of inner addresses, WireGuard's or
+// netdev.Inner.
 func (d NodeDevices) HasInner() bool { return d.OuterIfindex != d.UnderlayIfindex }
 
 // Encrypted reports whether the underlay is WireGuard's device, which has no Ethernet header.
@@ -280,17 +249,3 @@ func vtepMAC(underlay netip.Addr) net.HardwareAddr {
 	h.Write(a[:])
 	return net.HardwareAddr(h.Sum([]byte{0x02, 0x48}))
 }
-
-// hostMAC is the hardware address of the node's side of an endpoint's pair. With the name it tells
-// an endpoint's device from anybody else's.
-func hostMAC(id model.EndpointID) net.HardwareAddr {
-	return net.HardwareAddr{0x02, 0x48, 0x45, byte(id >> 16), byte(id >> 8), byte(id)}
-}
-
-// containerMAC is the hardware address of the container's side of an endpoint's pair.
-func containerMAC(id model.EndpointID) net.HardwareAddr {
-	return net.HardwareAddr{0x02, 0x48, 0x43, byte(id >> 16), byte(id >> 8), byte(id)}
-}
-
-// deviceName is the name of the node's side of an endpoint's pair: at most 8 characters.
-func deviceName(id model.EndpointID) string { return fmt.Sprintf("hd%x", uint32(id)) }

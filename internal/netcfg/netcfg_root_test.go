@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg/netdev"
 )
 
 // whole is a topology with everything set up: c1 and c2 on n1, c3 on n2.
@@ -131,7 +132,7 @@ func TestRepeatAndTeardown(t *testing.T) {
 		sameState(t, cfg.NetnsPath, "DelEndpoint, container", container)
 	}
 	top.add(t, 0, cfg)
-	for _, want := range []string{"device " + OverlayDevice + ",device " + DivertDevice, ""} { // the second time nothing is left
+	for _, want := range []string{"device " + netdev.Overlay + ",device " + netdev.Divert, ""} { // the second time nothing is left
 		in(t, top.node[0], func() error {
 			removed, err := Teardown()
 			if got := strings.Join(removed, ","); !strings.Contains(got, want) || (want == "") != (got == "") {
@@ -390,7 +391,7 @@ func TestSetupNodeErrors(t *testing.T) {
 	holder.Close()
 	sameState(t, node, "udp port in use", before)
 
-	for _, name := range []string{DivertDevice, divertPeer} {
+	for _, name := range []string{netdev.Divert, netdev.DivertPeer} {
 		run(t, node, "ip link add "+name+" type veth peer name x0")
 		mustFail(t, node, setup(same), name, "not Heddle's")
 		run(t, node, "ip link del "+name)
@@ -496,7 +497,7 @@ func TestListenersIn(t *testing.T) {
 		// What a container has without an address is tied to a device.
 		tied := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 			var err error
-			if e := c.Control(func(fd uintptr) { err = unix.BindToDevice(int(fd), DivertDevice) }); e != nil {
+			if e := c.Control(func(fd uintptr) { err = unix.BindToDevice(int(fd), netdev.Divert) }); e != nil {
 				return e
 			}
 			return err

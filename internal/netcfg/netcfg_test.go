@@ -2,7 +2,6 @@ package netcfg
 
 import (
 	"encoding/binary"
-	"net"
 	"net/netip"
 	"strings"
 	"testing"
@@ -86,32 +85,6 @@ func TestHardwareAddresses(t *testing.T) {
 	a, b := vtepMAC(netip.MustParseAddr("fd00::1")), vtepMAC(netip.MustParseAddr("fd00::2"))
 	if len(a) != 6 || a[0] != 0x02 || a[1] != 0x48 || a.String() == b.String() {
 		t.Errorf("vtepMAC of IPv6: %v, %v", a, b)
-	}
-	if hostMAC(1).String() == containerMAC(1).String() || hostMAC(1).String() == hostMAC(256).String() {
-		t.Error("hardware addresses of endpoints are not different")
-	}
-	if got := deviceName(model.MaxEndpointID); got != "hd3fff" || len(got) >= unix.IFNAMSIZ {
-		t.Errorf("deviceName = %s", got)
-	}
-}
-
-func TestEndpointOf(t *testing.T) {
-	link := func(name string, mac net.HardwareAddr) netlink.Link {
-		return &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name, HardwareAddr: mac}}
-	}
-	for _, id := range []model.EndpointID{1, 0x2a, model.MaxEndpointID} {
-		if got, ours := endpointOf(link(deviceName(id), hostMAC(id))); !ours || got != id {
-			t.Errorf("endpointOf(%d) = %d, %v", id, got, ours)
-		}
-	}
-	for _, l := range []netlink.Link{
-		link("hd1", hostMAC(2)), link("hd01", hostMAC(1)), link("hd2A", hostMAC(0x2a)), link("hd0", hostMAC(0)), link("hd", hostMAC(0)),
-		link("hdx", hostMAC(1)), link("eth0", hostMAC(1)), link("hd1", nil), link(DivertDevice, mustMAC(DivertMAC)),
-		&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: "hd1", HardwareAddr: hostMAC(1)}},
-	} {
-		if id, ours := endpointOf(l); ours {
-			t.Errorf("%s %s taken for endpoint %d", l.Type(), l.Attrs().Name, id)
-		}
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg/netdev"
 	"heddle.dev/heddle/internal/netcfg/rtnl"
 	"heddle.dev/heddle/internal/netcfg/sysctl"
 )
@@ -143,19 +144,19 @@ func findUnderlay(h *netlink.Handle, want netip.Addr) (netlink.Link, error) {
 // cannot be changed is made anew.
 func setOverlayDevice(h *netlink.Handle, cfg NodeConfig, underlay netlink.Link) (_ netlink.Link, err error) {
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.MTU, attrs.HardwareAddr = OverlayDevice, overlayMTU(underlay, cfg.vtep()), vtepMAC(cfg.outer())
+	attrs.Name, attrs.MTU, attrs.HardwareAddr = netdev.Overlay, overlayMTU(underlay, cfg.vtep()), vtepMAC(cfg.outer())
 	want := &netlink.Vxlan{
 		LinkAttrs: attrs, VxlanId: int(cfg.VNI), VtepDevIndex: underlay.Attrs().Index,
 		SrcAddr: cfg.vtep().AsSlice(), Port: int(cfg.VXLANPort), Learning: false,
 	}
-	have, err := rtnl.FindLink(OverlayDevice)
+	have, err := rtnl.FindLink(netdev.Overlay)
 	if err != nil {
 		return nil, err
 	}
 	if have != nil {
 		vx, ok := have.(*netlink.Vxlan)
 		if !ok {
-			return nil, fmt.Errorf("device %s: the name is taken by a device of kind %s; rename or delete it", OverlayDevice, have.Type())
+			return nil, fmt.Errorf("device %s: the name is taken by a device of kind %s; rename or delete it", netdev.Overlay, have.Type())
 		}
 		if !sameVXLAN(vx, want) {
 			if err := rtnl.DeleteLink(h, have); err != nil {
@@ -173,15 +174,15 @@ func setOverlayDevice(h *netlink.Handle, cfg NodeConfig, underlay netlink.Link) 
 				err = errors.Join(err, rtnl.DeleteLink(h, want))
 			}
 		}()
-		if have, err = h.LinkByName(OverlayDevice); err != nil {
-			return nil, fmt.Errorf("device %s: %w", OverlayDevice, err)
+		if have, err = h.LinkByName(netdev.Overlay); err != nil {
+			return nil, fmt.Errorf("device %s: %w", netdev.Overlay, err)
 		}
 	}
 	if err := rtnl.SetMTU(h, have, attrs.MTU); err != nil {
 		return nil, err
 	}
 	have.Attrs().MTU = attrs.MTU
-	if err := errors.Join(quietIPv6(OverlayDevice), enableIPv6(OverlayDevice, gateways(cfg.Prefixes))); err != nil {
+	if err := errors.Join(netdev.QuietIPv6(netdev.Overlay), enableIPv6(netdev.Overlay, gateways(cfg.Prefixes))); err != nil {
 		return nil, err
 	}
 	if err := rtnl.SetUp(h, have); errors.Is(err, unix.EADDRINUSE) {
@@ -205,7 +206,7 @@ func addOverlayDevice(h *netlink.Handle, want *netlink.Vxlan) error {
 		return nil
 	}
 	if !errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("add device %s: %w", OverlayDevice, err)
+		return fmt.Errorf("add device %s: %w", netdev.Overlay, err)
 	}
 	holder := "another VXLAN device"
 	links, listErr := rtnl.Dump(h.LinkList)
@@ -231,12 +232,12 @@ func setDivertPair(h *netlink.Handle, addrs []netip.Addr) (netlink.Link, error) 
 		return nil, err
 	}
 	for key, value := range map[string]string{"accept_local": "1", "rp_filter": "2"} {
-		if err := sysctl.Set("ipv4/conf/"+DivertDevice+"/"+key, value); err != nil {
+		if err := sysctl.Set("ipv4/conf/"+netdev.Divert+"/"+key, value); err != nil {
 			return nil, err
 		}
 	}
-	for _, name := range []string{divertPeer, DivertDevice} {
-		if err := errors.Join(quietIPv6(name), enableIPv6(name, addrs)); err != nil {
+	for _, name := range []string{netdev.DivertPeer, netdev.Divert} {
+		if err := errors.Join(netdev.QuietIPv6(name), enableIPv6(name, addrs)); err != nil {
 			return nil, err
 		}
 		l, err := h.LinkByName(name)
@@ -247,15 +248,15 @@ func setDivertPair(h *netlink.Handle, addrs []netip.Addr) (netlink.Link, error) 
 			return nil, err
 		}
 	}
-	divert, err := h.LinkByName(DivertDevice)
+	divert, err := h.LinkByName(netdev.Divert)
 	if err != nil {
-		return nil, fmt.Errorf("device %s: %w", DivertDevice, err)
+		return nil, fmt.Errorf("device %s: %w", netdev.Divert, err)
 	}
 	return divert, setAddrs(h, divert, addrs)
 }
 
 func addDivertPair(h *netlink.Handle) error {
-	return addPair(h, DivertDevice, DivertMAC, divertPeer, divertPeerMAC)
+	return addPair(h, netdev.Divert, netdev.DivertMAC, netdev.DivertPeer, netdev.DivertPeerMAC)
 }
 
 // addPair adds a veth pair of Heddle's own unless it is there. The kernel makes both ends at once,

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg/netdev"
 	"heddle.dev/heddle/internal/netcfg/rtnl"
 	"heddle.dev/heddle/internal/netcfg/sysctl"
 	"heddle.dev/heddle/internal/netns"
@@ -129,7 +130,7 @@ func joinLoopback(cfg OwnStackConfig) error {
 	if err := AttachTC(cfg.Device.ContainerIfindex, Filter{Ingress, cfg.IntoLoopback, "into_loopback", class}); err != nil {
 		return err
 	}
-	err = AttachTC(LoopbackIfindex, Filter{Egress, cfg.OnLoopback, "on_loopback", class})
+	err = AttachTC(netdev.LoopbackIfindex, Filter{Egress, cfg.OnLoopback, "on_loopback", class})
 	if err != nil || cfg.Ports == (model.PortRange{}) {
 		return err
 	}
@@ -172,7 +173,7 @@ func LeaveOwnStack(path string, id model.EndpointID, ports model.PortRange) erro
 			return err
 		}
 		defer n.Close()
-		return errors.Join(DetachTC(LoopbackIfindex, Egress), movePorts(n, ports, kernelPorts),
+		return errors.Join(DetachTC(netdev.LoopbackIfindex, Egress), movePorts(n, ports, kernelPorts),
 			setLoopback(n, "0"))
 	})
 	if errors.Is(err, errNoContainer) {
@@ -184,7 +185,7 @@ func LeaveOwnStack(path string, id model.EndpointID, ports model.PortRange) erro
 // isOthersLoopback reports whether lo of this namespace has Heddle's program for another endpoint
 // than id.
 func isOthersLoopback(id model.EndpointID) (bool, error) {
-	f, err := ownFilter(LoopbackIfindex, Egress)
+	f, err := ownFilter(netdev.LoopbackIfindex, Egress)
 	if errors.Is(err, errForeignFilter) {
 		return false, nil
 	}

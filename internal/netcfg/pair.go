@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg/netdev"
 	"heddle.dev/heddle/internal/netcfg/rtnl"
 	"heddle.dev/heddle/internal/netns"
 )
@@ -79,13 +80,13 @@ func (p *Pair) ready(ns *os.File, cfg EndpointConfig) (err error) {
 // that this call added it. A pair that leads elsewhere, as after the container was made anew, is
 // replaced.
 func setPair(h *netlink.Handle, ns *os.File, cfg EndpointConfig) (host netlink.Link, made bool, err error) {
-	name := deviceName(cfg.ID)
+	name := netdev.EndpointName(cfg.ID)
 	host, err = rtnl.FindLink(name)
 	if err != nil {
 		return nil, false, err
 	}
 	if host != nil {
-		if id, ours := endpointOf(host); !ours || id != cfg.ID {
+		if id, ours := netdev.EndpointOf(host); !ours || id != cfg.ID {
 			return nil, false, fmt.Errorf("device %s: the name is taken by a device that is not Heddle's; rename or delete it", name)
 		}
 		joined, err := isJoined(ns, host, cfg)
@@ -118,9 +119,9 @@ func setPair(h *netlink.Handle, ns *os.File, cfg EndpointConfig) (host netlink.L
 // newPair describes the pair of an endpoint, its container's side called peer.
 func newPair(cfg EndpointConfig, peer string) *netlink.Veth {
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.MTU, attrs.HardwareAddr = deviceName(cfg.ID), cfg.MTU, hostMAC(cfg.ID)
+	attrs.Name, attrs.MTU, attrs.HardwareAddr = netdev.EndpointName(cfg.ID), cfg.MTU, netdev.HostMAC(cfg.ID)
 	pair := netlink.NewVeth(attrs)
-	pair.PeerName, pair.PeerHardwareAddr, pair.PeerMTU = peer, containerMAC(cfg.ID), uint32(cfg.MTU)
+	pair.PeerName, pair.PeerHardwareAddr, pair.PeerMTU = peer, netdev.ContainerMAC(cfg.ID), uint32(cfg.MTU)
 	return pair
 }
 
@@ -133,7 +134,7 @@ func isJoined(ns *os.File, host netlink.Link, cfg EndpointConfig) (joined bool, 
 		}
 		a := l.Attrs()
 		joined = a.Index == host.Attrs().ParentIndex && a.ParentIndex == host.Attrs().Index &&
-			a.HardwareAddr.String() == containerMAC(cfg.ID).String()
+			a.HardwareAddr.String() == netdev.ContainerMAC(cfg.ID).String()
 		return nil
 	})
 	return joined, err

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg/netdev"
 	"heddle.dev/heddle/internal/netcfg/rtnl"
 )
 
@@ -288,7 +289,7 @@ func forwardingEntry(overlay int) func(string, netip.Addr) *netlink.Neigh {
 func forwardingEntries(h *netlink.Handle, overlay int) (map[string]netip.Addr, error) {
 	list, err := rtnl.Dump(func() ([]netlink.Neigh, error) { return h.NeighList(overlay, unix.AF_BRIDGE) })
 	if err != nil {
-		return nil, fmt.Errorf("list forwarding entries of %s: %w", OverlayDevice, err)
+		return nil, fmt.Errorf("list forwarding entries of %s: %w", netdev.Overlay, err)
 	}
 	have := map[string]netip.Addr{}
 	for _, n := range list {

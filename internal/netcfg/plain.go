@@ -5,6 +5,8 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
+
+	"heddle.dev/heddle/internal/netcfg/netdev"
 )
 
 // dropPlain counts what the rules of this file drop, named for the reason.
@@ -20,7 +22,7 @@ func (r ruleset) addPlainIn(chain *nftables.Chain, underlay int) {
 	}
 	own := netip.PrefixFrom(r.cfg.Underlay, r.cfg.Underlay.BitLen())
 	r.rule(chain, "what is for the inner address comes encrypted, or from a container of this node", deviceIs(expr.MetaKeyIIF, underlay, expr.CmpOpNeq),
-		nameIs(expr.MetaKeyIIFNAME, []byte(endpointPrefix), expr.CmpOpNeq), addrMatch(own, destination, expr.CmpOpEq), dropAs(dropPlain))
+		nameIs(expr.MetaKeyIIFNAME, []byte(netdev.EndpointPrefix), expr.CmpOpNeq), addrMatch(own, destination, expr.CmpOpEq), dropAs(dropPlain))
 }
 
 // addPlainOut adds the chain that keeps what has an inner address from leaving by another device
@@ -31,8 +33,8 @@ func (r ruleset) addPlainOut(underlay int) {
 	}
 	chain := r.base("plain-out", nftables.ChainTypeFilter, nftables.ChainHookPostrouting, *nftables.ChainPriorityRaw)
 	r.rule(chain, "encrypted", deviceIs(expr.MetaKeyOIF, underlay, expr.CmpOpEq), decided(expr.VerdictAccept))
-	r.rule(chain, "within the node", deviceIs(expr.MetaKeyOIF, LoopbackIfindex, expr.CmpOpEq), decided(expr.VerdictAccept))
-	r.rule(chain, "to a container of this node", nameIs(expr.MetaKeyOIFNAME, []byte(endpointPrefix), expr.CmpOpEq), decided(expr.VerdictAccept))
+	r.rule(chain, "within the node", deviceIs(expr.MetaKeyOIF, netdev.LoopbackIfindex, expr.CmpOpEq), decided(expr.VerdictAccept))
+	r.rule(chain, "to a container of this node", nameIs(expr.MetaKeyOIFNAME, []byte(netdev.EndpointPrefix), expr.CmpOpEq), decided(expr.VerdictAccept))
 	own := netip.PrefixFrom(r.cfg.Underlay, r.cfg.Underlay.BitLen())
 	r.rule(chain, "inner addresses are reached encrypted", addrMatch(r.cfg.Inner, destination, expr.CmpOpEq), dropAs(dropPlain))
 	r.rule(chain, "the inner address sends encrypted", addrMatch(own, source, expr.CmpOpEq), dropAs(dropPlain))

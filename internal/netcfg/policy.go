@@ -5,6 +5,8 @@ import (
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/netcfg/netdev"
 )
 
 // translatedPriority comes after every translation of destinations (-100) of what the node sends.
@@ -47,7 +49,7 @@ func openingExprs(match ...expr.Any) []expr.Any {
 // stack. A tc program marks there what is for a listener that takes it; devices of others have
 // none.
 func arrivedMatch() (out []expr.Any) {
-	for _, name := range [][]byte{deviceNameData("lo"), deviceNameData(DivertDevice)} {
+	for _, name := range [][]byte{deviceNameData("lo"), deviceNameData(netdev.Divert)} {
 		out = append(out,
 			&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1},
 			&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: name})

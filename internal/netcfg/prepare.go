@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg/netdev"
 	"heddle.dev/heddle/internal/netcfg/rtnl"
 	"heddle.dev/heddle/internal/netns"
 )
@@ -40,7 +41,7 @@ func PrepareEndpoint(cfg EndpointConfig) (_ Waiting, err error) {
 	if err := cfg.setMTU(); err != nil {
 		return Waiting{}, err
 	}
-	name := deviceName(cfg.ID)
+	name := netdev.EndpointName(cfg.ID)
 	there, err := rtnl.FindLink(name)
 	if err != nil {
 		return Waiting{}, err
@@ -62,7 +63,7 @@ func PrepareEndpoint(cfg EndpointConfig) (_ Waiting, err error) {
 		return Waiting{}, err
 	}
 	// Nothing of the node's own stack is to be at that end, nor to speak there.
-	if err := quietIPv6(waiting); err != nil {
+	if err := netdev.QuietIPv6(waiting); err != nil {
 		return Waiting{}, fmt.Errorf("endpoint %d: %w", cfg.ID, err)
 	}
 	if err := errors.Join(readyHostSide(host, cfg), setHostSide(host, cfg, true)); err != nil {
@@ -95,7 +96,7 @@ func EngineDone(cfg EndpointConfig) (bool, error) {
 		return false, err
 	}
 	defer h.Close()
-	host, err := rtnl.FindLink(deviceName(cfg.ID))
+	host, err := rtnl.FindLink(netdev.EndpointName(cfg.ID))
 	if err != nil || host == nil {
 		return false, err
 	}

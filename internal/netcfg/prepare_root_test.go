@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg/netdev"
 	"heddle.dev/heddle/internal/netns"
 )
 
@@ -127,8 +128,8 @@ func TestGuardComesFirst(t *testing.T) {
 	guarded := 0
 	cfg.Guard = func(ifindex int) error {
 		guarded++
-		if host, err := net.InterfaceByIndex(ifindex); err != nil || host.Name != deviceName(cfg.ID) {
-			t.Errorf("guard of device %d, %v: %v; want %s", ifindex, host, err, deviceName(cfg.ID))
+		if host, err := net.InterfaceByIndex(ifindex); err != nil || host.Name != netdev.EndpointName(cfg.ID) {
+			t.Errorf("guard of device %d, %v: %v; want %s", ifindex, host, err, netdev.EndpointName(cfg.ID))
 		}
 		return netns.Do(cfg.NetnsPath, func() error {
 			inside, err := net.InterfaceByName(model.DefaultDevice)

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg/netdev"
 	"heddle.dev/heddle/internal/netcfg/rtnl"
 )
 
@@ -258,7 +259,7 @@ func addPublishedChains(c *nftables.Conn, table *nftables.Table, node Publishing
 		r.rule(back, "a container that reaches itself must not see its own address", f.isFamily(), []expr.Any{
 			&expr.Payload{Base: expr.PayloadBaseNetworkHeader, Offset: f.source, Len: 2 * f.size(), DestRegister: 1},
 			&expr.Lookup{SourceRegister: 1, SetName: self.Name, SetID: self.ID},
-		}, nameIs(expr.MetaKeyIIFNAME, []byte(endpointPrefix), expr.CmpOpEq), translatedMatch(), f.sourceExprs(from))
+		}, nameIs(expr.MetaKeyIIFNAME, []byte(netdev.EndpointPrefix), expr.CmpOpEq), translatedMatch(), f.sourceExprs(from))
 		if f.any.Is4() {
 			r.rule(back, "answers to a loopback address would not come back", addrMatch(loopback, source, expr.CmpOpEq), translatedMatch(), f.sourceExprs(from))
 		}

@@ -13,15 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg/netdev"
 	"heddle.dev/heddle/internal/netcfg/rtnl"
 )
-
-// ShapeDevice is the intermediate functional block (ifb) in which packets of endpoints with a cap
-// wait, in classes of an HTB qdisc. It is there only while some endpoint has a limit.
-const ShapeDevice = "heddle-sh0"
-
-// shapeMAC tells the device from anybody else's.
-const shapeMAC = "02:48:53:00:00:01"
 
 // shapeMajor is the HTB qdisc's handle. skb->priority chooses the class, so it must not be one that
 // somebody else uses on the node.
@@ -169,7 +163,7 @@ func SetShapes(shapes []Shape, progs Limiter) (ifindex int, err error) {
 		}
 		for _, c := range s.classes() {
 			if err := setClass(h, dev, c); err != nil {
-				return 0, fmt.Errorf("endpoint %d: set class %x:%x of %s: %w", s.ID, shapeMajor, c.minor, ShapeDevice, err)
+				return 0, fmt.Errorf("endpoint %d: set class %x:%x of %s: %w", s.ID, shapeMajor, c.minor, netdev.Shape, err)
 			}
 		}
 	}
@@ -199,7 +193,7 @@ func PruneShapes(keep []Shape) error {
 	}
 	have, err := rtnl.Dump(func() ([]netlink.Class, error) { return h.ClassList(dev, 0) })
 	if err != nil {
-		return fmt.Errorf("list classes of %s: %w", ShapeDevice, err)
+		return fmt.Errorf("list classes of %s: %w", netdev.Shape, err)
 	}
 	// Those below others go first.
 	slices.SortStableFunc(have, func(a, b netlink.Class) int { return below(b) - below(a) })
@@ -207,7 +201,7 @@ func PruneShapes(keep []Shape) error {
 	for _, c := range have {
 		if _, minor := netlink.MajorMinor(c.Attrs().Handle); !needed[minor] {
 			if err := h.ClassDel(c); err != nil && !errors.Is(err, unix.ENOENT) {
-				errs = append(errs, fmt.Errorf("delete class %s of %s: %w", netlink.HandleStr(c.Attrs().Handle), ShapeDevice, err))
+				errs = append(errs, fmt.Errorf("delete class %s of %s: %w", netlink.HandleStr(c.Attrs().Handle), netdev.Shape, err))
 			}
 		}
 	}
@@ -230,7 +224,7 @@ func ShapeUse(shapes []Shape) (egress, ingress []model.QueueUse, err error) {
 	if dev != nil {
 		have, err := rtnl.Dump(func() ([]netlink.Class, error) { return h.ClassList(dev, 0) })
 		if err != nil {
-			return nil, nil, fmt.Errorf("list classes of %s: %w", ShapeDevice, err)
+			return nil, nil, fmt.Errorf("list classes of %s: %w", netdev.Shape, err)
 		}
 		for _, c := range have {
 			_, minor := netlink.MajorMinor(c.Attrs().Handle)
@@ -272,12 +266,12 @@ func below(c netlink.Class) int {
 }
 
 func findShapeDevice(h *netlink.Handle) (netlink.Link, error) {
-	dev, err := rtnl.FindLink(ShapeDevice)
+	dev, err := rtnl.FindLink(netdev.Shape)
 	if err != nil || dev == nil {
 		return nil, err
 	}
-	if dev.Type() != "ifb" || dev.Attrs().HardwareAddr.String() != shapeMAC {
-		return nil, fmt.Errorf("device %s: is not Heddle's; remove or rename it", ShapeDevice)
+	if dev.Type() != "ifb" || dev.Attrs().HardwareAddr.String() != netdev.ShapeMAC {
+		return nil, fmt.Errorf("device %s: is not Heddle's; remove or rename it", netdev.Shape)
 	}
 	return dev, nil
 }
@@ -290,17 +284,17 @@ func ensureShapeDevice(h *netlink.Handle) (netlink.Link, error) {
 	}
 	if dev == nil {
 		attrs := netlink.NewLinkAttrs()
-		attrs.Name = ShapeDevice
-		attrs.HardwareAddr, _ = net.ParseMAC(shapeMAC)
+		attrs.Name = netdev.Shape
+		attrs.HardwareAddr, _ = net.ParseMAC(netdev.ShapeMAC)
 		attrs.TxQLen = 1000 // packets of no class, of which there should be none
 		if err := h.LinkAdd(&netlink.Ifb{LinkAttrs: attrs}); err != nil {
-			return nil, fmt.Errorf("make shaping device %s (kernel option IFB): %w", ShapeDevice, err)
+			return nil, fmt.Errorf("make shaping device %s (kernel option IFB): %w", netdev.Shape, err)
 		}
-		if dev, err = h.LinkByName(ShapeDevice); err != nil {
-			return nil, fmt.Errorf("device %s: %w", ShapeDevice, err)
+		if dev, err = h.LinkByName(netdev.Shape); err != nil {
+			return nil, fmt.Errorf("device %s: %w", netdev.Shape, err)
 		}
 	}
-	if err := quietIPv6(ShapeDevice); err != nil {
+	if err := netdev.QuietIPv6(netdev.Shape); err != nil {
 		return nil, err
 	}
 	if err := rtnl.SetUp(h, dev); err != nil {
@@ -308,7 +302,7 @@ func ensureShapeDevice(h *netlink.Handle) (netlink.Link, error) {
 	}
 	qdiscs, err := rtnl.Dump(func() ([]netlink.Qdisc, error) { return h.QdiscList(dev) })
 	if err != nil {
-		return nil, fmt.Errorf("list qdiscs of %s: %w", ShapeDevice, err)
+		return nil, fmt.Errorf("list qdiscs of %s: %w", netdev.Shape, err)
 	}
 	for _, q := range qdiscs {
 		if q.Type() == "htb" && q.Attrs().Handle == netlink.MakeHandle(shapeMajor, 0) {
@@ -316,7 +310,7 @@ func ensureShapeDevice(h *netlink.Handle) (netlink.Link, error) {
 		}
 	}
 	if err := addHTB(dev.Attrs().Index); err != nil {
-		return nil, fmt.Errorf("add HTB qdisc to %s (kernel option NET_SCH_HTB): %w", ShapeDevice, err)
+		return nil, fmt.Errorf("add HTB qdisc to %s (kernel option NET_SCH_HTB): %w", netdev.Shape, err)
 	}
 	return dev, nil
 }

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"heddle.dev/heddle/internal/netcfg/netdev"
 	"heddle.dev/heddle/internal/testutil"
 )
 
@@ -30,7 +31,7 @@ func TestShapes(t *testing.T) {
 		in(t, node, func() error { return PruneShapes(shapes) })
 	}
 	prune() // nothing there: no error
-	classes := func() string { return run(t, node, "tc class show dev "+ShapeDevice) }
+	classes := func() string { return run(t, node, "tc class show dev "+netdev.Shape) }
 
 	one := Shape{ID: 1, Egress: ShapedDirection{Rate: 10e6}}
 	set(one)
@@ -39,7 +40,7 @@ func TestShapes(t *testing.T) {
 	}
 	for _, dev := range []string{"lo", "hd1", "heddle-vx0", "heddle-hd0"} {
 		for _, side := range []string{"ingress", "egress"} {
-			if got := run(t, node, "tc filter show dev "+dev+" "+side); strings.Count(got, "handle 0x1 heddle:limit_") != 1 || !strings.Contains(got, ShapeDevice) {
+			if got := run(t, node, "tc filter show dev "+dev+" "+side); strings.Count(got, "handle 0x1 heddle:limit_") != 1 || !strings.Contains(got, netdev.Shape) {
 				t.Errorf("%s of %s:\n%s", side, dev, got)
 			}
 		}
@@ -52,7 +53,7 @@ func TestShapes(t *testing.T) {
 		!strings.Contains(got, "rate 6Gbit ceil 6Gbit") || strings.Count(got, "class htb") != 1+ShapeBlock {
 		t.Errorf("%d classes after a change:\n%.2000s", strings.Count(got, "class htb"), got)
 	}
-	if got := run(t, node, "tc qdisc show dev "+ShapeDevice); !strings.Contains(got, "limit 384Kb") {
+	if got := run(t, node, "tc qdisc show dev "+netdev.Shape); !strings.Contains(got, "limit 384Kb") {
 		t.Errorf("queues:\n%.2000s", got)
 	}
 	prune(two)
@@ -71,7 +72,7 @@ func TestShapes(t *testing.T) {
 	}
 	set(one)
 	in(t, node, teardown)
-	if got := run(t, node, "ip -br link\ntc qdisc show dev lo"); strings.Contains(got, ShapeDevice) || strings.Contains(got, "clsact") {
+	if got := run(t, node, "ip -br link\ntc qdisc show dev lo"); strings.Contains(got, netdev.Shape) || strings.Contains(got, "clsact") {
 		t.Errorf("after teardown:\n%s", got)
 	}
 }
@@ -80,7 +81,7 @@ func TestShapes(t *testing.T) {
 func TestShapeDeviceOfOthers(t *testing.T) {
 	testutil.NeedRoot(t, "makes network namespaces")
 	ns := newNetns(t)
-	run(t, ns, "ip link add "+ShapeDevice+" type ifb")
+	run(t, ns, "ip link add "+netdev.Shape+" type ifb")
 	var err error
 	in(t, ns, func() error {
 		_, err = SetShapes([]Shape{{ID: 1, Egress: ShapedDirection{Rate: 10e6}}}, Limiter{})

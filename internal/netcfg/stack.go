@@ -5,19 +5,14 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"strconv"
-	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg/netdev"
 	"heddle.dev/heddle/internal/netcfg/rtnl"
 )
-
-// stackPrefix begins the names of devices by which a stack module has an endpoint's packets. The
-// endpoint's id follows in hexadecimal.
-const stackPrefix = "hs"
 
 // StackDevice is the node's side of a device of a stack module.
 type StackDevice struct {
@@ -26,20 +21,6 @@ type StackDevice struct {
 	MAC, Gateway net.HardwareAddr
 	// MTU is in bytes.
 	MTU int
-}
-
-// stackMAC is the address of the device itself: nothing is sent to it.
-func stackMAC(id model.EndpointID) net.HardwareAddr {
-	return net.HardwareAddr{0x02, 0x48, 0x53, byte(id >> 16), byte(id >> 8), byte(id)}
-}
-
-func stackName(id model.EndpointID) string { return stackPrefix + strconv.FormatUint(uint64(id), 16) }
-
-// isStackDevice tells whether l is a device of a stack module.
-func isStackDevice(l netlink.Link) bool {
-	digits, ok := strings.CutPrefix(l.Attrs().Name, stackPrefix)
-	n, err := strconv.ParseUint(digits, 16, 32)
-	return ok && err == nil && l.Type() == "tuntap" && l.Attrs().HardwareAddr.String() == stackMAC(model.EndpointID(n)).String()
 }
 
 // DescribeStackDevice gives what AddStackDevice would make, but for the index.
@@ -60,14 +41,14 @@ func describeStackDevice(h *netlink.Handle, id model.EndpointID, veth int) (Stac
 	// Not every module heeds what routers say of a packet's size, so all of them are to fit the
 	// overlay.
 	mtu := beside.Attrs().MTU
-	overlay, err := findLink(OverlayDevice)
+	overlay, err := rtnl.FindLink(netdev.Overlay)
 	if err != nil {
 		return StackDevice{}, err
 	}
 	if overlay != nil {
 		mtu = min(mtu, overlay.Attrs().MTU)
 	}
-	return StackDevice{MAC: containerMAC(id), Gateway: hostMAC(id), MTU: mtu}, nil
+	return StackDevice{MAC: netdev.ContainerMAC(id), Gateway: netdev.HostMAC(id), MTU: mtu}, nil
 }
 
 // StackDevices says whether the node has what AddStackDevice makes devices of: an error, if not.
@@ -96,13 +77,13 @@ func AddStackDevice(id model.EndpointID, veth, program int) (dev StackDevice, fi
 	if err != nil {
 		return dev, nil, err
 	}
-	file = os.NewFile(uintptr(fd), stackName(id))
+	file = os.NewFile(uintptr(fd), netdev.StackName(id))
 	defer func() {
 		if err != nil {
-			err = errors.Join(fmt.Errorf("device %s of the stack module: %w", stackName(id), err), file.Close())
+			err = errors.Join(fmt.Errorf("device %s of the stack module: %w", netdev.StackName(id), err), file.Close())
 		}
 	}()
-	request, err := unix.NewIfreq(stackName(id))
+	request, err := unix.NewIfreq(netdev.StackName(id))
 	if err != nil {
 		return dev, nil, err
 	}
@@ -119,7 +100,7 @@ func AddStackDevice(id model.EndpointID, veth, program int) (dev StackDevice, fi
 		return dev, nil, err
 	}
 	defer h.Close()
-	link, err := h.LinkByName(stackName(id))
+	link, err := h.LinkByName(netdev.StackName(id))
 	if err != nil {
 		return dev, nil, err
 	}
@@ -127,13 +108,13 @@ func AddStackDevice(id model.EndpointID, veth, program int) (dev StackDevice, fi
 		return dev, nil, err
 	}
 	dev.Ifindex = link.Attrs().Index
-	if err := h.LinkSetHardwareAddr(link, stackMAC(id)); err != nil {
+	if err := h.LinkSetHardwareAddr(link, netdev.StackMAC(id)); err != nil {
 		return dev, nil, fmt.Errorf("set its address: %w", err)
 	}
 	if err := rtnl.SetMTU(h, link, dev.MTU); err != nil {
 		return dev, nil, err
 	}
-	if err := quietIPv6(stackName(id)); err != nil {
+	if err := netdev.QuietIPv6(netdev.StackName(id)); err != nil {
 		return dev, nil, err
 	}
 	if err := AttachTC(dev.Ifindex, Filter{Direction: Ingress, Program: program, Name: "from_stack"}); err != nil {

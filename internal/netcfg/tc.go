@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"heddle.dev/heddle/internal/netcfg/netdev"
 	"heddle.dev/heddle/internal/netcfg/rtnl"
 )
 
@@ -329,7 +330,7 @@ func DetachElsewhere(name string, keep ...int) error {
 		return fmt.Errorf("list devices: %w", err)
 	}
 	for _, l := range links {
-		if _, endpoint := endpointOf(l); endpoint || slices.Contains(keep, l.Attrs().Index) {
+		if _, endpoint := netdev.EndpointOf(l); endpoint || slices.Contains(keep, l.Attrs().Index) {
 			continue
 		}
 		if clsact, err := hasClsact(l.Attrs().Index); err != nil || !clsact {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"heddle.dev/heddle/internal/netcfg/netdev"
 	"heddle.dev/heddle/internal/netcfg/rtnl"
 )
 
@@ -52,12 +53,12 @@ func deleteOwnLinks(h *netlink.Handle, gone func(string, ...any)) error {
 	}
 	var errs []error
 	for _, l := range links {
-		_, endpoint := endpointOf(l)
-		overlay := l.Attrs().Name == OverlayDevice && l.Type() == "vxlan"
-		divert := l.Attrs().Name == DivertDevice && l.Attrs().HardwareAddr.String() == DivertMAC
-		shape := l.Attrs().Name == ShapeDevice && l.Attrs().HardwareAddr.String() == shapeMAC
-		encrypted := l.Attrs().Name == WireGuardDevice && l.Type() == "wireguard"
-		inner := l.Attrs().Name == InnerDevice && l.Attrs().HardwareAddr.String() == InnerMAC
+		_, endpoint := netdev.EndpointOf(l)
+		overlay := l.Attrs().Name == netdev.Overlay && l.Type() == "vxlan"
+		divert := l.Attrs().Name == netdev.Divert && l.Attrs().HardwareAddr.String() == netdev.DivertMAC
+		shape := l.Attrs().Name == netdev.Shape && l.Attrs().HardwareAddr.String() == netdev.ShapeMAC
+		encrypted := l.Attrs().Name == netdev.WireGuard && l.Type() == "wireguard"
+		inner := l.Attrs().Name == netdev.Inner && l.Attrs().HardwareAddr.String() == netdev.InnerMAC
 		if endpoint || overlay || divert || shape || encrypted || inner { // the other ends of pairs go with them
 			errs = append(errs, rtnl.DeleteLink(h, l))
 			gone("device %s", l.Attrs().Name)

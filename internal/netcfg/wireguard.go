@@ -14,11 +14,9 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg/netdev"
 	"heddle.dev/heddle/internal/netcfg/rtnl"
 )
-
-// WireGuardDevice is the device by which the nodes' inner addresses are reached.
-const WireGuardDevice = "heddle-wg0"
 
 // wireGuardOverhead is what WireGuard adds to a packet at most, in bytes: its own headers, UDP's
 // and IPv6's. On IPv4 20 of them are not used, as is usual.
@@ -81,7 +79,7 @@ func SetWireGuard(w WireGuard) error {
 	if err := innerIsFree(h, link, w.Prefix, "--encrypt-prefix"); err != nil {
 		return err
 	}
-	if err := errors.Join(quietIPv6(WireGuardDevice), rtnl.SetMTU(h, link, outer.Attrs().MTU-wireGuardOverhead)); err != nil {
+	if err := errors.Join(netdev.QuietIPv6(netdev.WireGuard), rtnl.SetMTU(h, link, outer.Attrs().MTU-wireGuardOverhead)); err != nil {
 		return err
 	}
 	have, err := ownRoutes(h)
@@ -105,22 +103,22 @@ func SetWireGuard(w WireGuard) error {
 
 // wireGuardLink gives the device, which it makes unless it is there.
 func wireGuardLink(h *netlink.Handle) (netlink.Link, error) {
-	have, err := rtnl.FindLink(WireGuardDevice)
+	have, err := rtnl.FindLink(netdev.WireGuard)
 	if err != nil {
 		return nil, err
 	}
 	if have == nil {
 		attrs := netlink.NewLinkAttrs()
-		attrs.Name = WireGuardDevice
+		attrs.Name = netdev.WireGuard
 		if err := h.LinkAdd(&netlink.Wireguard{LinkAttrs: attrs}); err != nil {
-			return nil, fmt.Errorf("add device %s: %w", WireGuardDevice, noWireGuard(err))
+			return nil, fmt.Errorf("add device %s: %w", netdev.WireGuard, noWireGuard(err))
 		}
-		if have, err = h.LinkByName(WireGuardDevice); err != nil {
-			return nil, fmt.Errorf("device %s: %w", WireGuardDevice, err)
+		if have, err = h.LinkByName(netdev.WireGuard); err != nil {
+			return nil, fmt.Errorf("device %s: %w", netdev.WireGuard, err)
 		}
 	}
 	if have.Type() != "wireguard" {
-		return nil, fmt.Errorf("device %s: the name is taken by a device of kind %s; rename or delete it", WireGuardDevice, have.Type())
+		return nil, fmt.Errorf("device %s: the name is taken by a device of kind %s; rename or delete it", netdev.WireGuard, have.Type())
 	}
 	return have, nil
 }
@@ -290,7 +288,7 @@ func RemoveWireGuard() error {
 		return err
 	}
 	defer h.Close()
-	have, err := rtnl.FindLink(WireGuardDevice)
+	have, err := rtnl.FindLink(netdev.WireGuard)
 	if err != nil || have == nil || have.Type() != "wireguard" {
 		return err
 	}
@@ -303,9 +301,9 @@ func readWireGuard() (*wgtypes.Device, error) {
 		return nil, fmt.Errorf("open WireGuard: %w", err)
 	}
 	defer c.Close()
-	dev, err := c.Device(WireGuardDevice)
+	dev, err := c.Device(netdev.WireGuard)
 	if err != nil {
-		return nil, fmt.Errorf("read device %s: %w", WireGuardDevice, err)
+		return nil, fmt.Errorf("read device %s: %w", netdev.WireGuard, err)
 	}
 	return dev, nil
 }
@@ -316,8 +314,8 @@ func configureWireGuard(cfg wgtypes.Config) error {
 		return fmt.Errorf("open WireGuard: %w", err)
 	}
 	defer c.Close()
-	if err := c.ConfigureDevice(WireGuardDevice, cfg); err != nil {
-		return fmt.Errorf("configure device %s: %w", WireGuardDevice, err)
+	if err := c.ConfigureDevice(netdev.WireGuard, cfg); err != nil {
+		return fmt.Errorf("configure device %s: %w", netdev.WireGuard, err)
 	}
 	return nil
 }

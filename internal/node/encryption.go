@@ -15,6 +15,7 @@ import (
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
+	"heddle.dev/heddle/internal/netcfg/netdev"
 	"heddle.dev/heddle/internal/store"
 	"heddle.dev/heddle/internal/wireguard"
 )
@@ -498,7 +499,7 @@ func (h *host) encryptionStatus(now time.Time) (*api.Encryption, error) {
 	out := &api.Encryption{}
 	if h.cfg.Encrypts() {
 		*out = api.Encryption{
-			Enabled: true, Device: netcfg.WireGuardDevice, Endpoint: e.own.Endpoint, Inner: h.self.Underlay, Prefix: e.own.Prefix,
+			Enabled: true, Device: netdev.WireGuard, Endpoint: e.own.Endpoint, Inner: h.self.Underlay, Prefix: e.own.Prefix,
 			Key: e.own.Key, KeySince: e.since, Next: e.own.Next, Waits: e.waits,
 		}
 	}

@@ -21,6 +21,7 @@ import (
 	"heddle.dev/heddle/internal/flow"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
+	"heddle.dev/heddle/internal/netcfg/netdev"
 	"heddle.dev/heddle/internal/plane"
 	"heddle.dev/heddle/internal/plane/tcp/congestion"
 	"heddle.dev/heddle/internal/plane/tcp/datapath"
@@ -205,7 +206,7 @@ func (p *Plane) attachToNode() error {
 		{p.cfg.Devices.OverlayIfindex, netcfg.Egress, progs.ToOverlay, "to_overlay"},
 		{p.cfg.Devices.UnderlayIfindex, netcfg.Ingress, progs.FromUnderlay, "from_underlay"},
 		{p.cfg.Devices.OuterIfindex, netcfg.Ingress, progs.FromUnderlay, "from_underlay"},
-		{netcfg.LoopbackIfindex, netcfg.Ingress, progs.FromLo, "from_lo"},
+		{netdev.LoopbackIfindex, netcfg.Ingress, progs.FromLo, "from_lo"},
 	}
 	if p.cfg.Devices.Outer.IsValid() {
 		filters = append(filters, filter{p.cfg.Devices.UnderlayIfindex, netcfg.Egress, progs.ToWire, "to_wire"})

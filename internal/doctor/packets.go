@@ -7,12 +7,13 @@ import (
 	"strings"
 
 	"heddle.dev/heddle/internal/netcfg"
+	"heddle.dev/heddle/internal/netcfg/firewall"
 )
 
 // forwardRules looks for rules of the node's firewall that are to see packets between containers.
 func forwardRules() finding {
 	f := finding{name: "net_forward_rules", detail: "the node's firewall has no rules of others that packets between containers pass"}
-	rules, err := netcfg.ForwardRules()
+	rules, err := firewall.ForwardRules()
 	if err == nil && rules != "" {
 		err = errors.New(rules + " has rules")
 	}
@@ -23,7 +24,7 @@ func forwardRules() finding {
 // tunnelRules looks for what is to see what nodes send each other for containers.
 func tunnelRules() finding {
 	f := finding{name: "net_tunnel_rules", detail: "the node has no rules of others and no IPsec for what nodes send each other"}
-	rules, err := netcfg.TunnelRules()
+	rules, err := firewall.TunnelRules()
 	if err == nil && rules != "" {
 		err = errors.New(rules + " is to see it")
 	}

@@ -105,7 +105,7 @@ func (c EndpointConfig) validate() error {
 		if !a.IsValid() || a.Is4In6() || i > 0 && a.Is4() == c.Addrs[0].Is4() {
 			return fmt.Errorf("endpoint %d: addrs %v: want one address a family at most", c.ID, c.Addrs)
 		}
-		if gw := sameFamily(a, c.Gateways); !gw.IsValid() || gw == a {
+		if gw := rtnl.SameFamily(a, c.Gateways); !gw.IsValid() || gw == a {
 			return fmt.Errorf("endpoint %d: address %v: want a gateway of its family that is another address, have %v", c.ID, a, c.Gateways)
 		}
 	}
@@ -279,7 +279,7 @@ func setContainerSide(eth netlink.Link, cfg EndpointConfig, fresh bool) error {
 			b.Address(index, a)
 		}
 		// Not by setNeighbours: see there of what a list costs.
-		b.Neighbour(index, sameFamily(a, cfg.Gateways), netdev.HostMAC(cfg.ID).String())
+		b.Neighbour(index, rtnl.SameFamily(a, cfg.Gateways), netdev.HostMAC(cfg.ID).String())
 	}
 	if err := b.Do(unix.EEXIST); err != nil {
 		return err
@@ -302,7 +302,7 @@ func setContainerRoutes(index int, cfg EndpointConfig, fresh bool) error {
 	owned := &ownedRoutes{h: h}
 	var routes []route
 	for _, a := range cfg.Addrs {
-		gw := sameFamily(a, cfg.Gateways)
+		gw := rtnl.SameFamily(a, cfg.Gateways)
 		routes = append(routes, // in this order: the second needs the first
 			route{table: unix.RT_TABLE_MAIN, dst: netip.PrefixFrom(gw, gw.BitLen()), kind: unix.RTN_UNICAST, link: index},
 			route{table: unix.RT_TABLE_MAIN, dst: defaultDst(a), kind: unix.RTN_UNICAST, link: index, gw: gw})
@@ -385,7 +385,7 @@ func setHostSide(host netlink.Link, cfg EndpointConfig, fresh bool) error {
 			b.Neighbour(index, a, neighbours[a])
 		}
 		dst := netip.PrefixFrom(a, a.BitLen())
-		want = append(want, route{table: unix.RT_TABLE_MAIN, dst: dst, kind: unix.RTN_UNICAST, link: index, src: sameFamily(a, cfg.Gateways), advMSS: loopbackMSS(a)})
+		want = append(want, route{table: unix.RT_TABLE_MAIN, dst: dst, kind: unix.RTN_UNICAST, link: index, src: rtnl.SameFamily(a, cfg.Gateways), advMSS: loopbackMSS(a)})
 		local := localRoute(cfg.Table, a)
 		if cfg.Intercepted {
 			want = append(want, local)

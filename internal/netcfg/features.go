@@ -6,14 +6,12 @@ import (
 	"net"
 	"net/netip"
 
-	"github.com/google/nftables"
-	"github.com/google/nftables/binaryutil"
-	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg/firewall"
 	"heddle.dev/heddle/internal/netcfg/netdev"
 	"heddle.dev/heddle/internal/netcfg/rtnl"
 	"heddle.dev/heddle/internal/netns"
@@ -154,48 +152,9 @@ func fwmarkRule(h *netlink.Handle, family int, p netip.Prefix) error {
 	return rtnl.Errno("add local route", h.RouteAdd(route))
 }
 
-func tryMasquerade(*netlink.Handle) error {
-	return nftRule("masquerade", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, nftables.ChainPriorityNATSource,
-		&expr.Masq{})
-}
-
-func trySocketMatch(*netlink.Handle) error {
-	return nftRule("socket", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityMangle,
-		&expr.Socket{Key: expr.SocketKeyTransparent, Register: 1},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{1}},
-		&expr.Immediate{Register: 1, Data: binaryutil.NativeEndian.PutUint32(probeMark)},
-		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1, SourceRegister: true})
-}
-
-// tryGuards sets up the guards of a node, as SetupNode does.
-func tryGuards(*netlink.Handle) error {
-	conn, err := nftables.New()
-	if err != nil {
-		return rtnl.Errno("open nftables", err)
-	}
-	table := conn.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: "probe-guards"})
-	at := netip.AddrFrom4([4]byte{192, 0, 2, 1})
-	r := ruleset{conn, table, NodeConfig{Underlay: at, VNI: 1, VXLANPort: DefaultVXLANPort,
-		Mark: probeMark, OverlayMark: probeMark + 1, DropMark: probeMark + 2, RejectMark: probeMark + 3,
-		Stores: []netip.AddrPort{netip.AddrPortFrom(at, 2379)}}}
-	if err := r.addGuards([]netip.Addr{at}, nil); err != nil {
-		return err
-	}
-	r.addEarly(netdev.LoopbackIfindex, netdev.LoopbackIfindex)
-	return rtnl.Errno("add guards", conn.Flush())
-}
-
-// nftRule makes a table for both families with one chain and one rule in it.
-func nftRule(name string, t nftables.ChainType, hook *nftables.ChainHook, prio *nftables.ChainPriority, exprs ...expr.Any) error {
-	conn, err := nftables.New()
-	if err != nil {
-		return rtnl.Errno("open nftables", err)
-	}
-	table := conn.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: "probe-" + name})
-	chain := conn.AddChain(&nftables.Chain{Name: "probe", Table: table, Type: t, Hooknum: hook, Priority: prio})
-	conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: exprs})
-	return rtnl.Errno("add "+name+" rule", conn.Flush())
-}
+func tryMasquerade(*netlink.Handle) error  { return firewall.TryMasquerade() }
+func trySocketMatch(*netlink.Handle) error { return firewall.TrySocketMatch() }
+func tryGuards(*netlink.Handle) error      { return firewall.TryGuards() }
 
 func tryShape(h *netlink.Handle) error {
 	dev, err := ensureShapeDevice(h)

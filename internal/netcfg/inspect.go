@@ -125,7 +125,7 @@ func inspectContainer(cfg EndpointConfig, st *EndpointState) error {
 		if !slices.ContainsFunc(list, func(have netlink.Addr) bool { return rtnl.FromIPNet(have.IPNet).Addr() == a }) {
 			st.Problems = append(st.Problems, fmt.Sprintf("device %s of the container lacks address %s", cfg.Device, a))
 		}
-		gw := sameFamily(a, cfg.Gateways)
+		gw := rtnl.SameFamily(a, cfg.Gateways)
 		leads := func(r route) bool {
 			return r.link == eth.Attrs().Index && r.dst == defaultDst(a) && r.gw == gw
 		}

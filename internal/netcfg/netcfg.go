@@ -23,6 +23,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg/firewall"
 )
 
 // DefaultVXLANPort is IANA's UDP port for VXLAN.
@@ -77,7 +78,7 @@ type NodeConfig struct {
 	// Stores are where the nodes' store answers: containers are refused there.
 	Stores []netip.AddrPort
 	// Published are the ports that led to containers before; SetPublished changes them.
-	Published []Published
+	Published []firewall.Published
 	// Table is the routing table that Mark selects; it holds nothing but Heddle's routes.
 	Table int
 	// RulePref is the rule's priority: smaller than 32766 to come before the main table.
@@ -131,6 +132,16 @@ func (c NodeConfig) vtep() netip.Addr {
 		return c.Outer
 	}
 	return c.Underlay
+}
+
+// firewall is what of c the node's nftables table is made of.
+func (c NodeConfig) firewall() firewall.Config {
+	return firewall.Config{
+		Underlay: c.Underlay, HasInner: c.hasInner(), Inner: c.Inner, VTEP: c.vtep(), VXLANPort: c.VXLANPort, VNI: c.VNI,
+		Prefixes: c.Prefixes, Gateways: gateways(c.Prefixes), Pool: c.Pool,
+		Mark: c.Mark, OverlayMark: c.OverlayMark, DropMark: c.DropMark, RejectMark: c.RejectMark,
+		DirectPorts: c.DirectPorts, Stores: c.Stores, Published: c.Published,
+	}
 }
 
 // HasInner reports whether the underlay is a device of inner addresses, WireGuard's or
@@ -225,16 +236,6 @@ func gateways(prefixes []netip.Prefix) []netip.Addr {
 		out[i] = model.Gateway(p)
 	}
 	return out
-}
-
-// sameFamily picks the address of a's family, or the zero Addr.
-func sameFamily(a netip.Addr, from []netip.Addr) netip.Addr {
-	for _, b := range from {
-		if a.Is4() == b.Is4() {
-			return b
-		}
-	}
-	return netip.Addr{}
 }
 
 // vtepMAC derives the overlay device's hardware address from the underlay address: unique among the

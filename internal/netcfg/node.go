@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg/firewall"
 	"heddle.dev/heddle/internal/netcfg/netdev"
 	"heddle.dev/heddle/internal/netcfg/rtnl"
 	"heddle.dev/heddle/internal/netcfg/sysctl"
@@ -62,7 +63,7 @@ func SetupNode(cfg NodeConfig) (NodeDevices, error) {
 		func() error { return setRule(h, cfg) },
 		func() error { return setForwarding(h, cfg, outer) },
 		func() error {
-			return setFirewall(cfg, divert.Attrs().Index, underlay.Attrs().Index, known, movedHere(routes))
+			return firewall.Set(cfg.firewall(), divert.Attrs().Index, underlay.Attrs().Index, known, movedHere(routes))
 		},
 	}
 	for _, step := range steps {
@@ -88,6 +89,16 @@ func SetupNode(cfg NodeConfig) (NodeDevices, error) {
 		Gateways:        gateways(cfg.Prefixes),
 		Mark:            cfg.Mark,
 	}, nil
+}
+
+// movedHere gives the addresses that had moved to this node when Overlay.Set was called last.
+func movedHere(have map[routeKey]route) (out []netip.Addr) {
+	for k := range have {
+		if k.metric == movedHereMetric {
+			out = append(out, k.dst.Addr())
+		}
+	}
+	return out
 }
 
 // CheckUnderlay reports why the calling thread's network namespace cannot be a node with underlay

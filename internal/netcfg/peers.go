@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg/firewall"
 	"heddle.dev/heddle/internal/netcfg/netdev"
 	"heddle.dev/heddle/internal/netcfg/rtnl"
 )
@@ -48,8 +49,8 @@ func (o *Overlay) Set(nodes []model.Node) error {
 	defer h.Close()
 	// Neighbours before routes, so that the first packet along a new route finds them.
 	return errors.Join(invalid,
-		setKnownNodes(want.forwarding),
-		setMoved(want.moved, o.devs.Mark),
+		firewall.SetKnownNodes(want.forwarding),
+		firewall.SetMoved(want.moved, o.devs.Mark),
 		setForwardingEntries(h, o.devs.OverlayIfindex, want.forwarding),
 		setNeighbours(h, o.devs.OverlayIfindex, want.neighbours),
 		setPeerRoutes(h, o.devs.OverlayIfindex, want.routes))
@@ -76,10 +77,10 @@ func (o *Overlay) Change(before, now []model.Node) error {
 	defer h.Close()
 	overlay := o.devs.OverlayIfindex
 	return errors.Join(invalid,
-		changeKnownNodes(have.forwarding, want.forwarding),
+		firewall.ChangeKnownNodes(have.forwarding, want.forwarding),
 		setEntries(h, "forwarding entry", have.forwarding, want.forwarding, forwardingEntry(overlay)),
 		setEntries(h, "neighbour", have.neighbours, want.neighbours, neighbourEntry(overlay)),
-		changeMoved(have.moved, want.moved, o.devs.Mark),
+		firewall.ChangeMoved(have.moved, want.moved, o.devs.Mark),
 		changeRoutes(h, overlay, have.routes, want.routes))
 }
 
@@ -162,7 +163,7 @@ func newPeers() *peers {
 func (w *peers) put(devs NodeDevices, n model.Node, mac string) {
 	w.forwarding[mac] = n.VTEP()
 	for _, p := range n.Prefixes {
-		src := sameFamily(p.Addr(), devs.Gateways)
+		src := rtnl.SameFamily(p.Addr(), devs.Gateways)
 		if !src.IsValid() {
 			continue // this node has no address of the family, so nothing here could talk to it
 		}
@@ -296,6 +297,24 @@ func forwardingEntries(h *netlink.Handle, overlay int) (map[string]netip.Addr, e
 		have[n.HardwareAddr.String()] = rtnl.FromIP(n.IP)
 	}
 	return have, nil
+}
+
+// forwardingNodes gives the nodes to which the overlay device leads: those of the last Overlay.Set,
+// as long as the device lives.
+func forwardingNodes(h *netlink.Handle, overlay int) ([]netip.Addr, error) {
+	have, err := forwardingEntries(h, overlay)
+	if err != nil {
+		return nil, err
+	}
+	seen := map[netip.Addr]bool{}
+	var out []netip.Addr
+	for _, a := range have {
+		if a.IsValid() && !seen[a] {
+			seen[a] = true
+			out = append(out, a)
+		}
+	}
+	return out, nil
 }
 
 // setEntries brings the neighbour or forwarding entries have to want; entry builds one.

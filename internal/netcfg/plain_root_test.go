@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"heddle.dev/heddle/internal/netcfg/firewall"
 	"heddle.dev/heddle/internal/netcfg/rtnl"
 	"heddle.dev/heddle/internal/netns"
 	"heddle.dev/heddle/internal/testutil"
@@ -40,8 +41,8 @@ ip route add default via 192.168.50.2`)
 	})
 	dropped := func() (n uint64) {
 		in(t, node, func() error {
-			counts, err := GuardCounts()
-			n = counts[dropPlain]
+			counts, err := firewall.GuardCounts()
+			n = counts["drop_plain"]
 			return err
 		})
 		return n

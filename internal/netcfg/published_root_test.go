@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg/firewall"
 )
 
 // TestPublished has a port of a node lead to a container: from outside, from another node and from
@@ -17,13 +18,13 @@ import (
 func TestPublished(t *testing.T) {
 	top, cfgs := whole(t)
 	before := dumpState(t, top.node[0])
-	node := Publishing{Underlay: nodeConfig(0).Underlay, Gateways: top.devs[0].Gateways}
+	node := firewall.Publishing{Underlay: nodeConfig(0).Underlay, Gateways: top.devs[0].Gateways}
 	server, _ := serve(t, cfgs[0].NetnsPath, c1, nil)
 	at := netip.AddrPortFrom(node.Underlay, 8080)
-	ports := []Published{{PublishedPort: model.PublishedPort{HostPort: 8080, Port: server.Port(), Protocol: model.PortTCP}, To: cfgs[0].Addrs}}
-	set := func(ports []Published) {
+	ports := []firewall.Published{{PublishedPort: model.PublishedPort{HostPort: 8080, Port: server.Port(), Protocol: model.PortTCP}, To: cfgs[0].Addrs}}
+	set := func(ports []firewall.Published) {
 		t.Helper()
-		in(t, top.node[0], func() error { return SetPublished(ports, node) })
+		in(t, top.node[0], func() error { return firewall.SetPublished(ports, node) })
 	}
 	reached := func(at netip.AddrPort, want error) {
 		t.Helper()

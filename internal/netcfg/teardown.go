@@ -6,6 +6,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"heddle.dev/heddle/internal/netcfg/firewall"
 	"heddle.dev/heddle/internal/netcfg/netdev"
 	"heddle.dev/heddle/internal/netcfg/rtnl"
 )
@@ -21,7 +22,7 @@ func Teardown() (removed []string, err error) {
 	}
 	defer h.Close()
 	gone := func(format string, args ...any) { removed = append(removed, fmt.Sprintf(format, args...)) }
-	var firewall bool
+	var table bool
 	errs := []error{
 		detachAll(h, gone),
 		detachLimiters(h, gone),
@@ -32,9 +33,9 @@ func Teardown() (removed []string, err error) {
 			return deleteRule(h, r)
 		}),
 	}
-	firewall, err = deleteFirewall()
-	if firewall {
-		gone("nftables table inet %s", firewallTable)
+	table, err = firewall.Delete()
+	if table {
+		gone("nftables table inet %s", firewall.Table)
 	}
 	return removed, errors.Join(append(errs, err)...)
 }

@@ -11,6 +11,7 @@ import (
 	"heddle.dev/heddle/internal/dockernet"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
+	"heddle.dev/heddle/internal/netcfg/firewall"
 )
 
 // attachments brings endpoints' devices, network namespaces and planes together. Whoever holds
@@ -127,7 +128,7 @@ func (at *attachments) setAdopted() error {
 	for _, x := range at.adopted {
 		addrs = append(addrs, x.addr)
 	}
-	return netcfg.SetAdopted(addrs, model.Mark, at.stores)
+	return firewall.SetAdopted(addrs, model.Mark, at.stores)
 }
 
 // leaveStaleDevices detaches the programs from devices of other networks whose endpoints an earlier

@@ -10,6 +10,7 @@ import (
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
+	"heddle.dev/heddle/internal/netcfg/firewall"
 )
 
 // Ports that are published without a number are chosen from these, as Docker's own are.
@@ -51,22 +52,22 @@ func (es *endpoints) SetPorts(ctx context.Context, name string, requests []model
 // publish brings the node to the published ports of its endpoints, e as it is here. The caller
 // holds change.
 func (es *endpoints) publish(e model.Endpoint) error {
-	return netcfg.SetPublished(publishedOf(es.known.all(), &e), es.publishing())
+	return firewall.SetPublished(publishedOf(es.known.all(), &e), es.publishing())
 }
 
-func (h *host) publishing() netcfg.Publishing {
-	return netcfg.Publishing{Underlay: h.self.Underlay, Gateways: h.devices.Gateways}
+func (h *host) publishing() firewall.Publishing {
+	return firewall.Publishing{Underlay: h.self.Underlay, Gateways: h.devices.Gateways}
 }
 
 // publishedOf gives the published ports of endpoints, changed, if there is one, in place of what is
 // known of it.
-func publishedOf(all []model.Endpoint, changed *model.Endpoint) (out []netcfg.Published) {
+func publishedOf(all []model.Endpoint, changed *model.Endpoint) (out []firewall.Published) {
 	if changed != nil {
 		all = append(slices.DeleteFunc(slices.Clone(all), func(x model.Endpoint) bool { return x.ID == changed.ID }), *changed)
 	}
 	for _, x := range all {
 		for _, p := range x.Ports {
-			out = append(out, netcfg.Published{PublishedPort: p, To: x.Addrs})
+			out = append(out, firewall.Published{PublishedPort: p, To: x.Addrs})
 		}
 	}
 	return out

@@ -12,6 +12,7 @@ import (
 	"heddle.dev/heddle/internal/endpoint"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
+	"heddle.dev/heddle/internal/netcfg/firewall"
 	"heddle.dev/heddle/internal/store"
 )
 
@@ -88,7 +89,7 @@ func (rs *restorer) restore(ctx context.Context) error {
 	}
 	rs.attachments.routes = nil
 	rs.saveAll()
-	if err := netcfg.SetPublished(publishedOf(rs.known.all(), nil), rs.publishing()); err != nil {
+	if err := firewall.SetPublished(publishedOf(rs.known.all(), nil), rs.publishing()); err != nil {
 		return err
 	}
 	if err := rs.keepEndpoints(keep); err != nil {

@@ -9,6 +9,7 @@ import (
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
+	"heddle.dev/heddle/internal/netcfg/firewall"
 )
 
 // storeProbe bounds the question whether the store answers.
@@ -71,7 +72,7 @@ func (rp *reports) counters() ([]api.Counter, error) {
 	if err != nil {
 		return nil, err
 	}
-	guards, err := netcfg.GuardCounts()
+	guards, err := firewall.GuardCounts()
 	if err != nil {
 		return nil, err
 	}

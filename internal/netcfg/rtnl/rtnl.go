@@ -79,3 +79,13 @@ func Errno(what string, err error) error {
 	}
 	return fmt.Errorf("%s: %w", what, err)
 }
+
+// SameFamily picks the address of a's family, or the zero Addr.
+func SameFamily(a netip.Addr, from []netip.Addr) netip.Addr {
+	for _, b := range from {
+		if a.Is4() == b.Is4() {
+			return b
+		}
+	}
+	return netip.Addr{}
+}

@@ -10,6 +10,7 @@ import (
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
+	"heddle.dev/heddle/internal/netcfg/firewall"
 	"heddle.dev/heddle/internal/plane/tcp/datapath"
 )
 
@@ -62,7 +63,7 @@ func (p *packets) choose() error {
 	case p.reserved != "":
 		state.Reason = p.reserved
 	case p.mode == model.PacketsAuto:
-		rules, err := netcfg.ForwardRules()
+		rules, err := firewall.ForwardRules()
 		if err != nil {
 			state.Reason = fmt.Sprintf("the firewall's rules are not known: %v", err)
 		} else if rules != "" {
@@ -119,7 +120,7 @@ func (p *packets) whyDevice() string {
 		nodes[i] = n.Underlay
 	}
 	p.mu.Unlock()
-	rules, err := netcfg.TunnelRules()
+	rules, err := firewall.TunnelRules()
 	if err == nil && rules != "" {
 		return rules + " is to see them"
 	}

@@ -1,10 +1,9 @@
-package netcfg
+package firewall
 
 import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -48,35 +47,6 @@ func TunnelRules() (string, error) {
 	}
 	if len(policies) > 0 {
 		return "IPsec", nil
-	}
-	return "", nil
-}
-
-// NarrowRoute names the first of nodes to which the kernel's route says that packets are to be
-// smaller than its device takes; "" if there is none. Nodes without a route do not count.
-func NarrowRoute(nodes []netip.Addr) (string, error) {
-	h, err := rtnl.Open()
-	if err != nil {
-		return "", err
-	}
-	defer h.Close()
-	mtus := map[int]int{}
-	for _, to := range nodes {
-		routes, err := h.RouteGet(to.AsSlice())
-		if err != nil || len(routes) == 0 || routes[0].MTU == 0 {
-			continue
-		}
-		index := routes[0].LinkIndex
-		if mtus[index] == 0 {
-			link, err := h.LinkByIndex(index)
-			if err != nil {
-				return "", fmt.Errorf("device of the route to %v: %w", to, err)
-			}
-			mtus[index] = link.Attrs().MTU
-		}
-		if routes[0].MTU < mtus[index] {
-			return fmt.Sprintf("the route to %v has MTU %d", to, routes[0].MTU), nil
-		}
 	}
 	return "", nil
 }
@@ -125,7 +95,7 @@ func foreignRules(more []nftables.TableFamily, hooks ...nftables.ChainHook) (str
 // isForeign reports whether chain is one of somebody else's at one of hooks.
 func isForeign(chain *nftables.Chain, families []nftables.TableFamily, hooks []nftables.ChainHook) bool {
 	return chain.Hooknum != nil && chain.Type != nftables.ChainTypeNAT && slices.Contains(hooks, *chain.Hooknum) &&
-		slices.Contains(families, chain.Table.Family) && (chain.Table.Name != firewallTable || chain.Table.Family != nftables.TableFamilyINet)
+		slices.Contains(families, chain.Table.Family) && (chain.Table.Name != Table || chain.Table.Family != nftables.TableFamilyINet)
 }
 
 // tableFamily is nft's word.

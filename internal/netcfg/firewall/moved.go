@@ -1,4 +1,4 @@
-package netcfg
+package firewall
 
 import (
 	"fmt"
@@ -19,23 +19,13 @@ const (
 	movedSet6  = "moved6"
 )
 
-// movedHere gives the addresses that had moved to this node when Overlay.Set was called last.
-func movedHere(have map[routeKey]route) (out []netip.Addr) {
-	for k := range have {
-		if k.metric == movedHereMetric {
-			out = append(out, k.dst.Addr())
-		}
-	}
-	return out
-}
-
-// setMoved brings the chain to addrs.
-func setMoved(addrs []netip.Addr, mark uint32) error {
+// SetMoved brings the chain to addrs.
+func SetMoved(addrs []netip.Addr, mark uint32) error {
 	c, err := nftables.New()
 	if err != nil {
 		return fmt.Errorf("open nftables: %w", err)
 	}
-	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: firewallTable}
+	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: Table}
 	have, err := movedElements(c, table)
 	if err != nil {
 		return err
@@ -62,12 +52,12 @@ func setMoved(addrs []netip.Addr, mark uint32) error {
 	return nil
 }
 
-// changeMoved is setMoved for a chain that is what it was brought to for the addresses have.
-func changeMoved(have, want []netip.Addr, mark uint32) error {
+// ChangeMoved is SetMoved for a chain that is what it was brought to for the addresses have.
+func ChangeMoved(have, want []netip.Addr, mark uint32) error {
 	if slices.Equal(have, want) {
 		return nil
 	}
-	return setMoved(want, mark)
+	return SetMoved(want, mark)
 }
 
 func movedSets(table *nftables.Table) []*nftables.Set {

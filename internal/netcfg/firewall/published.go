@@ -1,9 +1,8 @@
-package netcfg
+package firewall
 
 import (
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 
@@ -30,7 +29,7 @@ type Published struct {
 
 // Publishing is what of a node its published ports need to know.
 type Publishing struct {
-	// Underlay is NodeConfig.Underlay, Gateways the node's own overlay addresses.
+	// Underlay is Config.Underlay, Gateways the node's own overlay addresses.
 	Underlay netip.Addr
 	Gateways []netip.Addr
 }
@@ -38,7 +37,7 @@ type Publishing struct {
 // source gives the address that stands for clients whose own would lead nowhere: none of the
 // overlay if there is another, since node sockets' packets between such are not tracked.
 func (n Publishing) source(family netip.Addr) netip.Addr {
-	return sameFamily(family, append([]netip.Addr{n.Underlay}, n.Gateways...))
+	return rtnl.SameFamily(family, append([]netip.Addr{n.Underlay}, n.Gateways...))
 }
 
 // The chains, and for each family the map of ports and the set of pairs of an endpoint's address
@@ -87,7 +86,7 @@ func (f publishedFamily) selfSet(table *nftables.Table) *nftables.Set {
 // elements gives the map's and the set's for ports.
 func (f publishedFamily) elements(ports []Published) (leads, self []nftables.SetElement) {
 	for _, p := range ports {
-		to := sameFamily(f.any, p.To)
+		to := rtnl.SameFamily(f.any, p.To)
 		if !to.IsValid() || !p.ReachedBy(f.any) {
 			continue
 		}
@@ -115,7 +114,7 @@ func SetPublished(ports []Published, node Publishing) error {
 	if err != nil {
 		return fmt.Errorf("open nftables: %w", err)
 	}
-	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: firewallTable}
+	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: Table}
 	sets, err := c.GetSets(table)
 	if err != nil {
 		return fmt.Errorf("list nftables sets: %w; set the node up first", err)
@@ -204,7 +203,7 @@ func (r ruleset) addPublished(ports []Published) error {
 	if len(ports) == 0 {
 		return nil
 	}
-	if err := addPublishedChains(r.c, r.table, Publishing{r.cfg.Underlay, gateways(r.cfg.Prefixes)}); err != nil {
+	if err := addPublishedChains(r.c, r.table, Publishing{r.cfg.Underlay, r.cfg.Gateways}); err != nil {
 		return err
 	}
 	for _, f := range publishedFamilies {
@@ -345,73 +344,6 @@ func forgetFlows(flows []flowOfPort) error {
 		}
 		if _, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, family, f); err != nil && !errors.Is(err, unix.ENOENT) {
 			return fmt.Errorf("end what port %d had opened: %w", f.hostPort, err)
-		}
-	}
-	return nil
-}
-
-// ErrPortTaken says that a process of the node has the port, ErrNotLocal that the node does not
-// have the address.
-var (
-	ErrPortTaken = errors.New("a process of the node has this port")
-	ErrNotLocal  = errors.New("the node does not have this address")
-)
-
-// CheckPort reports whether a port of the node may be published: ErrNotLocal, ErrPortTaken or nil.
-// containers are prefixes of addresses at which containers of the node listen.
-func CheckPort(p model.PublishedPort, containers []netip.Prefix) error {
-	if a := p.HostAddr; a.IsValid() && !a.IsUnspecified() {
-		have, err := NodeAddrs()
-		if err != nil {
-			return err
-		}
-		if !slices.Contains(have, a) {
-			return ErrNotLocal
-		}
-	}
-	if p.Protocol == model.PortUDP {
-		return checkDatagrams(p)
-	}
-	listeners, err := ListenersIn(model.PortRange{First: p.HostPort, Last: p.HostPort})
-	if err != nil {
-		return err
-	}
-	for _, l := range listeners {
-		a := l.Addr()
-		both := a == netip.IPv6Unspecified() // it may take IPv4, too
-		if !contains(containers, a) && (both || p.ReachedBy(a)) {
-			return ErrPortTaken
-		}
-	}
-	return nil
-}
-
-// checkDatagrams looks whether a socket for datagrams can be bound. Containers have theirs in their
-// own namespaces.
-func checkDatagrams(p model.PublishedPort) error {
-	for _, f := range publishedFamilies {
-		at := p.HostAddr
-		if !at.IsValid() {
-			at = f.any
-		}
-		if at.Is4() != f.any.Is4() {
-			continue
-		}
-		network := "udp4"
-		if at.Is6() {
-			network = "udp6"
-		}
-		s, err := net.ListenUDP(network, net.UDPAddrFromAddrPort(netip.AddrPortFrom(at, p.HostPort)))
-		switch {
-		case errors.Is(err, unix.EADDRINUSE):
-			return ErrPortTaken
-		case errors.Is(err, unix.EAFNOSUPPORT):
-			continue
-		case err != nil:
-			return fmt.Errorf("look whether a port is free: %w", err)
-		}
-		if err := s.Close(); err != nil {
-			return fmt.Errorf("look whether a port is free: %w", err)
 		}
 	}
 	return nil

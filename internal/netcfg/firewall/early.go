@@ -1,4 +1,4 @@
-package netcfg
+package firewall
 
 import (
 	"net/netip"

@@ -1,4 +1,9 @@
-package netcfg
+// Package firewall is Heddle's nftables table on a node: what of a node's packets is masqueraded,
+// not tracked, delivered locally, rejected or refused, which nodes the overlay is accepted from,
+// and which ports lead to containers. It owns everything in that table, and looks at the tables of
+// others without changing them. Every function works on the network namespace of the calling
+// thread; callers serialise calls.
+package firewall
 
 import (
 	"errors"
@@ -18,18 +23,44 @@ import (
 	"heddle.dev/heddle/internal/netcfg/rtnl"
 )
 
-// firewallTable is the nftables table that holds everything of Heddle's.
-const firewallTable = "heddle"
+// Table is the nftables table that holds everything of Heddle's.
+const Table = "heddle"
 
 // deliverPriority places the marking of packets for node sockets after destination translation
 // (-100), which gives replies to translated connections their overlay address back.
 const deliverPriority = -50
 
+// Config is what of a node its table needs to know.
+type Config struct {
+	// Underlay is the node's address on the network that joins the nodes, or its inner address: if
+	// HasInner, in the prefix Inner of all inner addresses.
+	Underlay netip.Addr
+	HasInner bool
+	Inner    netip.Prefix
+	// VTEP is the address that VXLAN is sent from, to VXLANPort, with VNI.
+	VTEP      netip.Addr
+	VXLANPort uint16
+	VNI       uint32
+	// Prefixes are the node's own overlay prefixes, Gateways its addresses in them, and Pool what
+	// the prefixes of all nodes are taken from.
+	Prefixes []netip.Prefix
+	Gateways []netip.Addr
+	Pool     []netip.Prefix
+	// The marks are those of netcfg.NodeConfig.
+	Mark, OverlayMark, DropMark, RejectMark uint32
+	// DirectPorts are the TCP ports that direct connections to any node use.
+	DirectPorts model.PortRange
+	// Stores are where the nodes' store answers: containers are refused there.
+	Stores []netip.AddrPort
+	// Published are the ports that led to containers before; SetPublished changes them.
+	Published []Published
+}
+
 // ruleset is Heddle's table as it is being written: what is added takes effect when c is flushed.
 type ruleset struct {
 	c     *nftables.Conn
 	table *nftables.Table
-	cfg   NodeConfig
+	cfg   Config
 }
 
 // base adds a chain that the kernel calls at hook, in the order of priorities.
@@ -47,15 +78,15 @@ func (r ruleset) rule(chain *nftables.Chain, why string, parts ...[]expr.Any) {
 	r.c.AddRule(&nftables.Rule{Table: r.table, Chain: chain, Exprs: slices.Concat(parts...), UserData: comment(why)})
 }
 
-// setFirewall replaces Heddle's nftables table by what cfg needs, in one transaction: there is no
-// moment without it, and connections under translation keep theirs; chains of an earlier version go
-// with its table. divert is the index of netdev.Divert, underlay that of the
-// underlay's device, nodes are those from which the overlay is accepted, and moved the addresses
-// that have moved to this node, until Overlay.Set says otherwise.
+// Set replaces Heddle's nftables table by what cfg needs, in one transaction: there is no moment
+// without it, and connections under translation keep theirs; chains of an earlier version go with
+// its table. divert is the index of netdev.Divert, underlay that of the underlay's device, nodes
+// are those from which the overlay is accepted, and moved the addresses that have moved to this
+// node, until SetMoved says otherwise.
 //
 // Every packet of the node passes the base chains, so there is one a hook and priority, and the
 // first rules let go what nothing is to be done about: decision 0007 counts what that costs.
-func setFirewall(cfg NodeConfig, divert, underlay int, nodes, moved []netip.Addr) error {
+func Set(cfg Config, divert, underlay int, nodes, moved []netip.Addr) error {
 	counts, err := GuardCounts()
 	if err != nil {
 		return err
@@ -64,7 +95,7 @@ func setFirewall(cfg NodeConfig, divert, underlay int, nodes, moved []netip.Addr
 	if err != nil {
 		return fmt.Errorf("open nftables: %w", err)
 	}
-	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: firewallTable}
+	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: Table}
 	c.AddTable(table) // so that there is one to delete
 	c.DelTable(table)
 	c.AddTable(table)
@@ -89,24 +120,24 @@ func setFirewall(cfg NodeConfig, divert, underlay int, nodes, moved []netip.Addr
 		return err
 	}
 	if err := c.Flush(); err != nil {
-		return fmt.Errorf("set nftables table %s: %w", firewallTable, err)
+		return fmt.Errorf("set nftables table %s: %w", Table, err)
 	}
 	return nil
 }
 
-// deleteFirewall deletes Heddle's nftables table, and reports whether there was one.
-func deleteFirewall() (bool, error) {
+// Delete deletes Heddle's nftables table, and reports whether there was one.
+func Delete() (bool, error) {
 	c, err := nftables.New()
 	if err != nil {
 		return false, fmt.Errorf("open nftables: %w", err)
 	}
-	c.DelTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: firewallTable})
+	c.DelTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: Table})
 	err = c.Flush()
 	if errors.Is(err, unix.ENOENT) {
 		return false, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("delete nftables table %s: %w", firewallTable, err)
+		return false, fmt.Errorf("delete nftables table %s: %w", Table, err)
 	}
 	return true, nil
 }

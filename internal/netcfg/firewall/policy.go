@@ -1,4 +1,4 @@
-package netcfg
+package firewall
 
 import (
 	"github.com/google/nftables"

@@ -1,18 +1,31 @@
-package netcfg
+package firewall
 
 import (
-	"net/netip"
 	"os/exec"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/netns"
 	"heddle.dev/heddle/internal/testutil"
 )
+
+// inNew runs fn in a network namespace of its own, and fails the test on its error.
+func inNew(t *testing.T, fn func() error) {
+	t.Helper()
+	testutil.NeedRoot(t, "makes a network namespace")
+	testutil.NoError(t, netns.OnDiscardedThread(func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return err
+		}
+		return fn()
+	}))
+}
 
 // TestForwardRules: chains that may stop what is forwarded are named; those that translate, those
 // that see other packets and Heddle's own are not.
 func TestForwardRules(t *testing.T) {
-	testutil.NeedRoot(t, "makes a network namespace")
-	in(t, newNetns(t), func() error {
+	inNew(t, func() error {
 		for _, tc := range []struct{ rules, want string }{
 			{"", ""},
 			{"add table inet heddle; add chain inet heddle early-in { type filter hook prerouting priority -310; }; add rule inet heddle early-in drop", ""},
@@ -37,8 +50,7 @@ func TestForwardRules(t *testing.T) {
 // TestTunnelRules: chains that may stop what the node sends and receives itself, and IPsec, are
 // named; those of what it forwards are not.
 func TestTunnelRules(t *testing.T) {
-	testutil.NeedRoot(t, "makes a network namespace")
-	in(t, newNetns(t), func() error {
+	inNew(t, func() error {
 		for _, tc := range []struct{ command, want string }{
 			{"true", ""},
 			{"nft 'add table ip f; add chain ip f c { type filter hook forward priority 0; policy drop; }'", ""},
@@ -58,30 +70,6 @@ func TestTunnelRules(t *testing.T) {
 			}
 			if got, err := TunnelRules(); got != tc.want || err != nil {
 				t.Errorf("after %q: %q, %v, want %q", tc.command, got, err, tc.want)
-			}
-		}
-		return nil
-	})
-}
-
-// TestNarrowRoute: a route's MTU counts where it is smaller than the device's.
-func TestNarrowRoute(t *testing.T) {
-	testutil.NeedRoot(t, "makes a network namespace")
-	ns := newNetns(t)
-	run(t, ns, "ip link add under type veth peer name fabric\nip addr add 192.0.2.1/24 dev under\nip link set fabric up\nip link set under up")
-	run(t, ns, "ip route add 198.51.100.0/24 via 192.0.2.9 mtu 1400\nip route add 203.0.113.0/24 via 192.0.2.9 mtu 1500")
-	near, far, wide, nowhere := netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("198.51.100.1"), netip.MustParseAddr("203.0.113.1"), netip.MustParseAddr("10.0.0.1")
-	in(t, ns, func() error {
-		for _, tc := range []struct {
-			nodes []netip.Addr
-			want  string
-		}{
-			{nil, ""},
-			{[]netip.Addr{near, nowhere, wide}, ""},
-			{[]netip.Addr{near, far}, "the route to 198.51.100.1 has MTU 1400"},
-		} {
-			if got, err := NarrowRoute(tc.nodes); got != tc.want || err != nil {
-				t.Errorf("%v: %q, %v, want %q", tc.nodes, got, err, tc.want)
 			}
 		}
 		return nil

@@ -1,4 +1,4 @@
-package netcfg
+package firewall
 
 import (
 	"errors"
@@ -10,7 +10,6 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
@@ -37,10 +36,10 @@ const (
 // fragments were put together, which connection tracking does.
 func (r ruleset) addGuards(nodes []netip.Addr, counts map[string]uint64) error {
 	set := &nftables.Set{Table: r.table, Name: knownNodes, KeyType: nftables.TypeIPAddr}
-	if r.cfg.vtep().Is6() {
+	if r.cfg.VTEP.Is6() {
 		set.KeyType = nftables.TypeIP6Addr
 	}
-	if err := r.c.AddSet(set, nodeElements(r.cfg.vtep(), nodes)); err != nil {
+	if err := r.c.AddSet(set, nodeElements(r.cfg.VTEP, nodes)); err != nil {
 		return fmt.Errorf("nftables set %s: %w", knownNodes, err)
 	}
 	for _, name := range []string{dropOverlayStranger, refuseStore, dropPlain} {
@@ -81,9 +80,9 @@ func (r ruleset) guarded(chain *nftables.Chain, guard string) {
 
 // overlayStrangerExprs is "saddr != @nodes counter drop", for what overlayMatch has matched: by
 // whatever device it comes.
-func overlayStrangerExprs(cfg NodeConfig, set *nftables.Set) []expr.Any {
+func overlayStrangerExprs(cfg Config, set *nftables.Set) []expr.Any {
 	offset, length := uint32(12), uint32(4)
-	if cfg.vtep().Is6() {
+	if cfg.VTEP.Is6() {
 		offset, length = 8, 16
 	}
 	return []expr.Any{
@@ -97,15 +96,15 @@ func overlayStrangerExprs(cfg NodeConfig, set *nftables.Set) []expr.Any {
 // overlayElsewhereExprs is "daddr != underlay counter drop", for the same. The program of the
 // underlay device looks inside what is for the underlay address only. To others of the node's, if
 // it has any, containers of other nodes could send: masqueraded, with their node's address.
-func overlayElsewhereExprs(cfg NodeConfig) []expr.Any {
-	elsewhere := addrMatch(netip.PrefixFrom(cfg.vtep(), cfg.vtep().BitLen()), destination, expr.CmpOpNeq)[familyMatched:]
+func overlayElsewhereExprs(cfg Config) []expr.Any {
+	elsewhere := addrMatch(netip.PrefixFrom(cfg.VTEP, cfg.VTEP.BitLen()), destination, expr.CmpOpNeq)[familyMatched:]
 	return append(elsewhere, countAs(dropOverlayStranger), &expr.Verdict{Kind: expr.VerdictDrop})
 }
 
 // overlayMatch is "udp dport vxlan @th,96,24 vni", in the underlay's family.
-func overlayMatch(cfg NodeConfig) []expr.Any {
+func overlayMatch(cfg Config) []expr.Any {
 	family := byte(unix.NFPROTO_IPV4)
-	if cfg.vtep().Is6() {
+	if cfg.VTEP.Is6() {
 		family = unix.NFPROTO_IPV6
 	}
 	return []expr.Any{
@@ -164,26 +163,8 @@ func nodeElements(underlay netip.Addr, nodes []netip.Addr) []nftables.SetElement
 	return out
 }
 
-// forwardingNodes gives the nodes to which the overlay device leads: those of the last Overlay.Set,
-// as long as the device lives.
-func forwardingNodes(h *netlink.Handle, overlay int) ([]netip.Addr, error) {
-	have, err := forwardingEntries(h, overlay)
-	if err != nil {
-		return nil, err
-	}
-	seen := map[netip.Addr]bool{}
-	var out []netip.Addr
-	for _, a := range have {
-		if a.IsValid() && !seen[a] {
-			seen[a] = true
-			out = append(out, a)
-		}
-	}
-	return out, nil
-}
-
-// setKnownNodes makes nodes, and no others, those from which the overlay is accepted.
-func setKnownNodes(nodes map[string]netip.Addr) error {
+// SetKnownNodes makes nodes, and no others, those from which the overlay is accepted.
+func SetKnownNodes(nodes map[string]netip.Addr) error {
 	c, set, err := openKnownNodes()
 	if err != nil {
 		return err
@@ -201,8 +182,8 @@ func setKnownNodes(nodes map[string]netip.Addr) error {
 	return writeKnownNodes(c, set, have, addrSet(nodes))
 }
 
-// changeKnownNodes is setKnownNodes for a set that has the nodes have.
-func changeKnownNodes(have, want map[string]netip.Addr) error {
+// ChangeKnownNodes is SetKnownNodes for a set that has the nodes have.
+func ChangeKnownNodes(have, want map[string]netip.Addr) error {
 	before, now := addrSet(have), addrSet(want)
 	if maps.Equal(before, now) {
 		return nil
@@ -227,7 +208,7 @@ func openKnownNodes() (*nftables.Conn, *nftables.Set, error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("open nftables: %w", err)
 	}
-	set, err := c.GetSetByName(&nftables.Table{Family: nftables.TableFamilyINet, Name: firewallTable}, knownNodes)
+	set, err := c.GetSetByName(&nftables.Table{Family: nftables.TableFamilyINet, Name: Table}, knownNodes)
 	if err != nil {
 		return nil, nil, fmt.Errorf("nftables set %s: %w; set the node up first", knownNodes, err)
 	}
@@ -263,13 +244,13 @@ func writeKnownNodes(c *nftables.Conn, set *nftables.Set, have, want map[netip.A
 }
 
 // GuardCounts gives how many packets the guards of this node have dropped or refused, by the name
-// of the reason. Restarts of the agent carry the counts on; there are none before SetupNode.
+// of the reason. Restarts of the agent carry the counts on; there are none before Set.
 func GuardCounts() (map[string]uint64, error) {
 	c, err := nftables.New()
 	if err != nil {
 		return nil, fmt.Errorf("open nftables: %w", err)
 	}
-	objects, err := c.GetNamedObjects(&nftables.Table{Family: nftables.TableFamilyINet, Name: firewallTable})
+	objects, err := c.GetNamedObjects(&nftables.Table{Family: nftables.TableFamilyINet, Name: Table})
 	if errors.Is(err, unix.ENOENT) {
 		return nil, nil
 	}

@@ -1,4 +1,4 @@
-package netcfg
+package firewall
 
 import (
 	"net/netip"
@@ -17,7 +17,7 @@ const dropPlain = "drop_plain"
 // what the nodes that have the source's address sent. A node without an inner address needs none of
 // it.
 func (r ruleset) addPlainIn(chain *nftables.Chain, underlay int) {
-	if !r.cfg.hasInner() {
+	if !r.cfg.HasInner {
 		return
 	}
 	own := netip.PrefixFrom(r.cfg.Underlay, r.cfg.Underlay.BitLen())
@@ -28,7 +28,7 @@ func (r ruleset) addPlainIn(chain *nftables.Chain, underlay int) {
 // addPlainOut adds the chain that keeps what has an inner address from leaving by another device
 // than theirs, whatever routes say: without that device, it would follow the default route.
 func (r ruleset) addPlainOut(underlay int) {
-	if !r.cfg.hasInner() {
+	if !r.cfg.HasInner {
 		return
 	}
 	chain := r.base("plain-out", nftables.ChainTypeFilter, nftables.ChainHookPostrouting, *nftables.ChainPriorityRaw)

@@ -85,7 +85,7 @@ static __always_inline bool is_mirrored_loopback(__be32 a)
 	return (a & bpf_htonl(0xffffff00)) == bpf_htonl(0x7f000000);
 }
 
-/* The hardware address of the node's side of the endpoint's veth: netcfg's hostMAC. */
+/* The hardware address of the node's side of the endpoint's veth: netdev's HostMAC. */
 static __always_inline void host_mac(__u8 *mac, __u32 id)
 {
 	mac[0] = 0x02;
@@ -96,7 +96,7 @@ static __always_inline void host_mac(__u8 *mac, __u32 id)
 	mac[5] = id;
 }
 
-/* That of the container's side: netcfg's containerMAC. */
+/* That of the container's side: netdev's ContainerMAC. */
 static __always_inline void container_mac(__u8 *mac, __u32 id)
 {
 	host_mac(mac, id);

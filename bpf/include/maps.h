@@ -91,9 +91,6 @@ LRU_HASH(way_by_underlay, __be32, struct way, 16384);
 LRU_HASH(neighbour_by_underlay, __be32, struct neighbour, 16384);
 /* When they last answered a probe by IPv6, ns since boot. Written and read by tc/native.h. */
 LRU_HASH(answered6_by_underlay, __be32, __u64, 16384);
-/* When containers began to send to them after a pause, ns since boot. Written and read by
- * tc/native.h. */
-LRU_HASH(began_by_underlay, __be32, __u64, 16384);
 
 /* What packets without a tunnel need, of addresses that this processor saw lately: else each would
  * look for its route, its node and whether it is one of this node. Written and read by

@@ -24,7 +24,6 @@
 #define NEAR_FROM     1
 #define NEAR_IPV6     2
 #define ANSWER_NS     (NEIGHBOUR_ANSWER_MS * 1000000ull)
-#define IDLE_NS       (NEIGHBOUR_IDLE_MS * 1000000ull)
 
 /* Not 0 where this node sends without a tunnel to those that answer, and answers. Written by the
  * agent. */
@@ -44,19 +43,18 @@ static __noinline int ask_neighbour(struct __sk_buff *skb, __be32 node)
 	struct bpf_fib_lookup *fib;
 	struct way way;
 	__u32 zero = 0;
-	bool unasked;
 
 	s = bpf_map_lookup_elem(&tunnel_scratch, &zero);
 	if (!s)
 		return 0;
 	fib = (struct bpf_fib_lookup *)s->lookup;
-	unasked = find_way(skb, node, fib, &way);
+	find_way(skb, node, fib, &way);
 	known = bpf_map_lookup_elem(&neighbour_by_underlay, &node);
 	if (known)
 		fresh = *known;
 	fresh.until = way.until;
-	fresh.near = way.hop == node ? NEIGHBOUR_NEAR : unasked ? NEIGHBOUR_UNASKED : 0;
-	if (fresh.near == NEIGHBOUR_NEAR) {
+	fresh.near = way.hop == node;
+	if (fresh.near) {
 		__builtin_memcpy(fresh.macs, fib->dmac, 6);
 		__builtin_memcpy(fresh.macs + 6, fib->smac, 6);
 	}
@@ -128,27 +126,6 @@ static __noinline bool answered6(__be32 node, __u64 now)
 	return at && now - *at < ANSWER_NS;
 }
 
-/* Notes that a container sends to node n, at underlay address node. */
-static __noinline void note_sending(struct neighbour *n, __be32 node, __u64 now)
-{
-	if (!n)
-		return;
-	if (!n->sent || now - n->sent > IDLE_NS)
-		bpf_map_update_elem(&began_by_underlay, &node, &now, BPF_ANY);
-	n->sent = now;
-}
-
-/* Whether node, which did not answer lately, may not have had the time to. What fits the network
- * travels in fragments of the tunnel until then: whoever is told that it does not fit believes it
- * for ten minutes. */
-static __noinline bool may_answer(__be32 node)
-{
-	struct neighbour *n = bpf_map_lookup_elem(&neighbour_by_underlay, &node);
-	__u64 *began = bpf_map_lookup_elem(&began_by_underlay, &node);
-
-	return native_routing && n && n->near && began && bpf_ktime_get_coarse_ns() - *began < ANSWER_NS;
-}
-
 /* Node, if packet p may go to it without a tunnel. */
 static __always_inline struct neighbour *native_neighbour(struct __sk_buff *skb, const struct packet *p,
                                                           __be32 node)
@@ -163,8 +140,8 @@ static __always_inline struct neighbour *native_neighbour(struct __sk_buff *skb,
 	if (!n)
 		return NULL;
 	if (now - n->sent > WAY_NS)
-		note_sending(n, node, now);
-	if (n->near != NEIGHBOUR_NEAR || !n->answered || now - n->answered >= ANSWER_NS)
+		n->sent = now;
+	if (!n->near || !n->answered || now - n->answered >= ANSWER_NS)
 		return NULL;
 	if (p->ipv6 && !answered6(node, now))
 		return NULL;

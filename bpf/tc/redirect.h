@@ -72,19 +72,12 @@ static __always_inline bool is_error(struct __sk_buff *skb, const struct packet 
 	       !(type == ICMP_ECHO || type == ICMP_ECHO_REPLY);
 }
 
-/* Whether the packet, or each of its segments, is as short as device ifindex wants it. */
-static __always_inline bool fits(struct __sk_buff *skb, __u32 ifindex)
-{
-	__u32 length = 0;
-
-	return !bpf_check_mtu(skb, ifindex, &length, 0, BPF_MTU_CHK_SEGS);
-}
-
 /* Why packet p, on its way out of device ifindex, needs the node's stack; REASON_NONE: it needs
  * nothing of it. */
 static __always_inline __u32 why_routed(struct __sk_buff *skb, const struct packet *p, __u32 ifindex)
 {
 	struct address_pair pair;
+	__u32 length = 0;
 
 	if (p->ipv6 ? p->ip.protocol == NEXTHDR_HOP_ : (p->ip.version_ihl & 0xf) != 5)
 		return REASON_ROUTE_OPTIONS;
@@ -97,7 +90,9 @@ static __always_inline __u32 why_routed(struct __sk_buff *skb, const struct pack
 		if (bpf_map_lookup_elem(&translated_pairs, &pair))
 			return REASON_ROUTE_TRANSLATED;
 	}
-	return fits(skb, ifindex) ? REASON_NONE : REASON_ROUTE_SIZE;
+	if (bpf_check_mtu(skb, ifindex, &length, 0, BPF_MTU_CHK_SEGS))
+		return REASON_ROUTE_SIZE;
+	return REASON_NONE;
 }
 
 /* Takes one off the hop limit, and writes both hardware addresses. */
@@ -161,14 +156,9 @@ static __noinline int enter(struct __sk_buff *skb, const struct packet *p, const
 	return bpf_redirect_peer(ifindex, 0);
 }
 
-/* Sends packet p, which may go, without a tunnel to whom these hardware addresses lead to. What is
- * too long for that the stack answers, or cuts up, by the overlay's device. */
+/* Sends packet p, which may go, without a tunnel to whom these hardware addresses lead to. */
 static __always_inline int go_native(struct __sk_buff *skb, const struct packet *p, const __u8 *macs)
 {
-	__u32 reason = why_routed(skb, p, config_underlay_ifindex);
-
-	if (reason)
-		return by_stack(reason);
 	if (hop(skb, p, macs))
 		return TC_ACT_SHOT;
 	prioritise(skb, p);
@@ -186,16 +176,9 @@ static __always_inline int enter_overlay(struct __sk_buff *skb, const struct pac
 	struct vtep *vtep;
 	__u8 macs[12];
 	int i, verdict;
-	__u32 reason;
-	bool whole;
 
 	if (near)
 		return go_native(skb, p, near->macs);
-	reason = why_routed(skb, p, config_overlay_ifindex);
-	/* Longer than the overlay has room for. */
-	whole = reason == REASON_ROUTE_SIZE && may_answer(node) && fits(skb, config_underlay_ifindex);
-	if (reason && !whole)
-		return by_stack(reason);
 	vtep = bpf_map_lookup_elem(&vtep_by_underlay, to);
 	if (!vtep)
 		return TC_ACT_OK;
@@ -209,7 +192,7 @@ static __always_inline int enter_overlay(struct __sk_buff *skb, const struct pac
 	skb->tc_index = INDEX_REDIRECTED;
 	count(REASON_REDIRECT_OVERLAY);
 	if (tunnel_by_program) {
-		verdict = whole ? TC_ACT_UNSPEC : encapsulate(skb, p, vtep, node);
+		verdict = encapsulate(skb, p, vtep, node);
 		if (verdict != TC_ACT_UNSPEC)
 			return verdict;
 		count(REASON_TUNNEL_DEVICE);
@@ -225,6 +208,7 @@ static __noinline int leave(struct __sk_buff *skb, const struct packet *p, int k
 	const __u32 elsewhere = ROUTE_SELF | ROUTE_NODE_ADDR | ROUTE_ADOPTED;
 	struct near_address *near;
 	struct route *to = NULL;
+	__u32 reason;
 	bool crosses = has_index(skb, INDEX_CROSSING);
 
 	if (!p || !self)
@@ -248,6 +232,9 @@ static __noinline int leave(struct __sk_buff *skb, const struct packet *p, int k
 		return by_stack(REASON_ROUTE_LIMIT);
 	if (peer)
 		return enter(skb, p, peer);
+	reason = why_routed(skb, p, config_overlay_ifindex);
+	if (reason)
+		return by_stack(reason);
 	if (near)
 		return go_native(skb, p, near->macs);
 	return to ? enter_overlay(skb, p, &to->underlay) : TC_ACT_OK;

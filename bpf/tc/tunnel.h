@@ -46,13 +46,11 @@ static __always_inline __u16 header_sum(const struct iphdr_ *h)
 
 /* Asks the node's routes for the way to a node. hop stays 0 where only the device is to send: by
  * another device, to a neighbour that has to be asked for, or where what fits the overlay, which
- * the caller has seen to, does not fit the way with these headers: the device sends fragments.
- * True: that neighbour is the node itself. */
-static __always_inline bool find_way(struct __sk_buff *skb, __be32 node, struct bpf_fib_lookup *fib,
+ * the caller has seen to, does not fit the way with these headers: the device sends fragments. */
+static __always_inline void find_way(struct __sk_buff *skb, __be32 node, struct bpf_fib_lookup *fib,
                                      struct way *way)
 {
 	__u32 mtu = 0; /* the overlay's, also if this packet is longer */
-	long found;
 
 	way->hop = 0;
 	way->until = bpf_ktime_get_coarse_ns() + WAY_NS;
@@ -64,16 +62,12 @@ static __always_inline bool find_way(struct __sk_buff *skb, __be32 node, struct 
 	fib->ifindex = config_underlay_ifindex;
 	fib->ipv4_src = config_underlay;
 	fib->ipv4_dst = node;
-	if (bpf_check_mtu(skb, config_overlay_ifindex, &mtu, 0, BPF_MTU_CHK_SEGS) < 0)
-		return false;
-	found = bpf_fib_lookup(skb, fib, sizeof(*fib), BPF_FIB_LOOKUP_OUTPUT);
-	if (fib->family != AF_INET || fib->ifindex != config_underlay_ifindex)
-		return false;
-	if (found == BPF_FIB_LKUP_RET_NO_NEIGH)
-		return fib->ipv4_dst == node;
-	if (found == BPF_FIB_LKUP_RET_SUCCESS && fib->mtu_result >= mtu + TUNNEL_HEADERS)
+	if (bpf_check_mtu(skb, config_overlay_ifindex, &mtu, 0, BPF_MTU_CHK_SEGS) < 0 ||
+	    bpf_fib_lookup(skb, fib, sizeof(*fib), BPF_FIB_LOOKUP_OUTPUT) != BPF_FIB_LKUP_RET_SUCCESS)
+		return;
+	if (fib->family == AF_INET && fib->ifindex == config_underlay_ifindex &&
+	    fib->mtu_result >= mtu + TUNNEL_HEADERS)
 		way->hop = fib->ipv4_dst;
-	return false;
 }
 
 /* The next hop on the way to a node, 0 as in find_way. */

@@ -105,8 +105,7 @@ type NodeDevices struct {
 	// VTEPMAC is the hardware address of the overlay device. It depends on the underlay address
 	// only.
 	VTEPMAC string
-	// OverlayMTU is the largest packet, in bytes, that the overlay carries; containers use it,
-	// unless EndpointConfig says otherwise.
+	// OverlayMTU is the largest packet, in bytes, that the overlay carries; containers use it.
 	OverlayMTU int
 	// Prefixes are the node's own prefixes, and Gateways the node's address in each.
 	Prefixes []netip.Prefix

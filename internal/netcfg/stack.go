@@ -38,17 +38,7 @@ func describeStackDevice(h *netlink.Handle, id model.EndpointID, veth int) (Stac
 	if err != nil {
 		return StackDevice{}, fmt.Errorf("device %d of endpoint %d: %w", veth, id, err)
 	}
-	// Not every module heeds what routers say of a packet's size, so all of them are to fit the
-	// overlay.
-	mtu := beside.Attrs().MTU
-	overlay, err := rtnl.FindLink(netdev.Overlay)
-	if err != nil {
-		return StackDevice{}, err
-	}
-	if overlay != nil {
-		mtu = min(mtu, overlay.Attrs().MTU)
-	}
-	return StackDevice{MAC: netdev.ContainerMAC(id), Gateway: netdev.HostMAC(id), MTU: mtu}, nil
+	return StackDevice{MAC: netdev.ContainerMAC(id), Gateway: netdev.HostMAC(id), MTU: beside.Attrs().MTU}, nil
 }
 
 // StackDevices says whether the node has what AddStackDevice makes devices of: an error, if not.
@@ -70,8 +60,8 @@ func openTUN() (fd int, err error) {
 
 // AddStackDevice makes the device by which a module has the packets of endpoint id: a TAP device
 // that segments and fills in checksums, and whose reads do not block. It lives as long as the
-// file is open. Its MTU is that of the node's side of the endpoint's veth, by its index, or the
-// overlay's, if that is less. program is attached to its ingress.
+// file is open, and has the MTU of the node's side of the endpoint's veth, by its index. program is
+// attached to its ingress.
 func AddStackDevice(id model.EndpointID, veth, program int) (dev StackDevice, file *os.File, err error) {
 	fd, err := openTUN()
 	if err != nil {

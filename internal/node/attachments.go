@@ -69,7 +69,7 @@ func (at *attachments) attach(e model.Endpoint) error {
 func (at *attachments) deviceConfig(e model.Endpoint) netcfg.EndpointConfig {
 	return netcfg.EndpointConfig{
 		ID: e.ID, Name: e.Name, Addrs: e.Addrs, Gateways: at.devices.Gateways, NetnsPath: e.NetnsPath, Device: e.Device,
-		MTU: at.mtu, Table: model.Table, Intercepted: e.Planes.TCP.Intercepted,
+		Table: model.Table, Intercepted: e.Planes.TCP.Intercepted,
 		Adopt:  dockernet.Owns(e.Name), // Docker has given the container routes
 		Routes: at.routes,
 	}

@@ -33,7 +33,6 @@ type host struct {
 	ipv6    api.IPv6
 	self    model.Node
 	devices netcfg.NodeDevices
-	mtu     int              // of endpoints' devices, in bytes; 0: the overlay device's
 	stores  []netip.AddrPort // what containers are kept from
 	planes  plane.Set        // TCP's first
 	// setGroups and observe are for planes.

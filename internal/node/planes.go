@@ -26,7 +26,7 @@ func (h *host) openPlanes() error {
 	if err != nil {
 		return err
 	}
-	h.planes, h.mtu = plane.Set{sockets}, sockets.MTU()
+	h.planes = plane.Set{sockets}
 	if h.cfg.Planes != nil {
 		further, err := h.cfg.Planes(plane.Host{
 			Node: h.self, Network: h.network.ID, Prefix6: h.prefix6, Faults: &h.faults, Log: h.log, Traps: h.traps, Sockets: sockets,

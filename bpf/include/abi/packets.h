@@ -25,18 +25,9 @@ struct way {
 	__u32 pad;
 };
 
-/* For how many milliseconds one answer to a probe counts, as the agent probes each second; and how
- * long after a container's last packet to a node that goes on. */
+/* For how many milliseconds one answer to a probe counts: the agent probes each second. */
 enum neighbour_times {
 	NEIGHBOUR_ANSWER_MS = 3500,
-	NEIGHBOUR_IDLE_MS = 60000,
-};
-
-/* What a node's routes say of another's way. 0: a router is on it, or what fits this node's device
- * does not fit it. */
-enum neighbour_near {
-	NEIGHBOUR_NEAR = 1,
-	NEIGHBOUR_UNASKED = 2, /* as far as is known: the kernel has yet to ask who has its address */
 };
 
 /* A node that shares a network with this one, which takes packets without a tunnel while it answers
@@ -46,7 +37,7 @@ struct neighbour {
 	__u64 answered; /* its last answer, ns since boot; 0: none yet */
 	__u64 sent;     /* when a container last sent something to it, about: it is worth a probe */
 	__u8 macs[12];  /* of a frame to it: its hardware address, this node's; all 0: not known yet */
-	__u32 near;     /* enum neighbour_near */
+	__u32 near;     /* not 0: no router is on the way, whose MTU fits */
 };
 
 /* What a processor has found of an address of another node whose packets go without a tunnel. */

@@ -23,7 +23,7 @@ const (
 	// they send without a tunnel. The programs count on it (bpf/include/abi/packets.h).
 	probeNeighbours = time.Second
 	// neighbourIdle is how long after the last packet of a container for it that goes on.
-	neighbourIdle = datapath.NeighbourIdle
+	neighbourIdle = time.Minute
 	// neighbourHops tells probes from what has been routed (RFC 5082).
 	neighbourHops = 255
 )
@@ -107,11 +107,10 @@ func (n *nativeProbes) look() error {
 // would travel: what is between the nodes may know one and not the other.
 func (n *nativeProbes) probe(to datapath.Neighbour, gateway netip.Addr) error {
 	from := model.Gateway(n.cfg.Self.Prefixes[0])
-	length := n.cfg.Devices.OuterMTU
-	frames := [][]byte{neighbourProbe(to, from, gateway, n.cfg.VNI, length)}
+	frames := [][]byte{neighbourProbe(to, from, gateway, n.cfg.VNI)}
 	if n.cfg.Prefix6.IsValid() {
 		from, gateway = model.Overlay6(n.cfg.Prefix6, from), model.Overlay6(n.cfg.Prefix6, gateway)
-		frames = append(frames, neighbourProbe(to, from, gateway, n.cfg.VNI, length))
+		frames = append(frames, neighbourProbe(to, from, gateway, n.cfg.VNI))
 	}
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -127,28 +126,20 @@ func (n *nativeProbes) probe(to datapath.Neighbour, gateway netip.Addr) error {
 }
 
 // neighbourProbe is the frame of a probe: an echo request of ICMP between two gateways, with the
-// network's VNI as identifier and sequence number. Its packet has length bytes, as many as the
-// longest of a container, so that who answers takes those.
-func neighbourProbe(to datapath.Neighbour, from, gateway netip.Addr, vni uint32, length int) []byte {
-	const head4, head6, most = 20, 40, 1<<16 - 1
-	length = min(length, most)
+// network's VNI as identifier and sequence number.
+func neighbourProbe(to datapath.Neighbour, from, gateway netip.Addr, vni uint32) []byte {
 	ends := slices.Concat(from.AsSlice(), gateway.AsSlice())
 	if from.Is6() {
 		const icmp, echo = 58, 128
-		message := make([]byte, length-head6)
-		message[0] = echo
-		binary.BigEndian.PutUint32(message[4:], vni)
-		size := binary.BigEndian.AppendUint16(nil, uint16(len(message)))
-		summed := slices.Concat(ends, []byte{0, 0}, size, []byte{0, 0, 0, icmp}, message)
+		message := binary.BigEndian.AppendUint32([]byte{echo, 0, 0, 0}, vni)
+		summed := slices.Concat(ends, []byte{0, 0, 0, byte(len(message)), 0, 0, 0, icmp}, message)
 		message = summed[len(summed)-len(message):]
 		setSum(summed, len(summed)-len(message)+2)
-		header := slices.Concat([]byte{0x60, 0, 0, 0}, size, []byte{icmp, neighbourHops})
+		header := []byte{0x60, 0, 0, 0, 0, byte(len(message)), icmp, neighbourHops}
 		return slices.Concat(to.Peer, to.Self, []byte{0x86, 0xdd}, header, ends, message)
 	}
 	const icmp, echo = 1, 8
-	message := make([]byte, length-head4)
-	message[0] = echo
-	binary.BigEndian.PutUint32(message[4:], vni)
+	message := binary.BigEndian.AppendUint32([]byte{echo, 0, 0, 0}, vni)
 	setSum(message, 2)
 	header := append([]byte{0x45, 0, 0, 0, 0, 0, 0, 0, neighbourHops, icmp, 0, 0}, ends...)
 	binary.BigEndian.PutUint16(header[2:], uint16(len(header)+len(message)))
@@ -156,11 +147,10 @@ func neighbourProbe(to datapath.Neighbour, from, gateway netip.Addr, vni uint32,
 	return slices.Concat(to.Peer, to.Self, []byte{0x08, 0x00}, header, message)
 }
 
-// setSum writes the Internet checksum of b where it has zeros for it. A last byte that has no other
-// is 0.
+// setSum writes the Internet checksum of b, of an even number of bytes, where it has zeros for it.
 func setSum(b []byte, at int) {
 	sum := uint32(0)
-	for i := 0; i+1 < len(b); i += 2 {
+	for i := 0; i < len(b); i += 2 {
 		sum += uint32(binary.BigEndian.Uint16(b[i:]))
 	}
 	for sum > 0xffff {

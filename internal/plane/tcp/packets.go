@@ -44,16 +44,6 @@ func (p *packets) setNodes(nodes []model.Node) {
 	p.nodes = nodes
 }
 
-// MTU is that of endpoints' devices, in bytes; 0: the overlay device's. Where packets may go
-// without a tunnel it is the underlay's, also while none does: what does not fit the tunnel then is
-// answered as by a router.
-func (p *Plane) MTU() int {
-	if p.packets.tunnel != model.TunnelAuto || p.packets.mode == model.PacketsRoute || p.packets.reserved != "" || p.packets.device != "" {
-		return 0
-	}
-	return p.cfg.Devices.OuterMTU
-}
-
 // choose looks at the node's firewall, if that matters, and tells the programs.
 func (p *packets) choose() error {
 	state := api.Packets{Mode: p.mode, Tunnel: p.tunnel}

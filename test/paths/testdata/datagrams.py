@@ -130,29 +130,6 @@ def path_mtu(target, port):
     return [mtu, got, outcome(s.send, b"\0" * (mtu - ip.headers + 1)), s.getsockopt(ip.level, ip.mtu)]
 
 
-def told_mtu(target, port):
-    """What a socket whose datagrams nobody may cut up hears of one as long as its path, and the MTU then."""
-    ip = version(target)
-    s = udp(5, ip)
-    s.setsockopt(ip.level, ip.mtu_discover, IP_PMTUDISC_DO)
-    s.connect((target, port))
-    mtu = s.getsockopt(ip.level, ip.mtu)
-    s.send(b"\0" * (mtu - ip.headers))
-    return [mtu, outcome(lambda: len(s.recv(1 << 16))), s.getsockopt(ip.level, ip.mtu)]
-
-
-def cut_up(target, port, n):
-    """Sends datagrams that routers may cut up, whatever the kernel knows of the path, until one comes back."""
-    s = udp(1)
-    s.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, 4)  # IP_PMTUDISC_INTERFACE
-    s.connect((target, port))
-    for _ in range(20):  # the server's first answer may be what tells it
-        s.send(b"\0" * n)
-        got = outcome(lambda: len(s.recv(1 << 16)))
-        if got != "timeout":
-            return got
-
-
 def join(port):
     global member
     member = udp(0.3)  # long enough for what does come, on one machine

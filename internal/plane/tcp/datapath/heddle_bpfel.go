@@ -450,18 +450,10 @@ type heddleNeighbour struct {
 	Near     uint32
 }
 
-type heddleNeighbourNear uint32
-
-const (
-	heddleNeighbourNearNEIGHBOUR_NEAR    heddleNeighbourNear = 1
-	heddleNeighbourNearNEIGHBOUR_UNASKED heddleNeighbourNear = 2
-)
-
 type heddleNeighbourTimes uint32
 
 const (
 	heddleNeighbourTimesNEIGHBOUR_ANSWER_MS heddleNeighbourTimes = 3500
-	heddleNeighbourTimesNEIGHBOUR_IDLE_MS   heddleNeighbourTimes = 60000
 )
 
 type heddleNodePort struct {
@@ -837,7 +829,6 @@ const (
 	heddleMapAffinityByClient      = "affinity_by_client"
 	heddleMapAnswered6ByUnderlay   = "answered6_by_underlay"
 	heddleMapBackendBySlot         = "backend_by_slot"
-	heddleMapBeganByUnderlay       = "began_by_underlay"
 	heddleMapClaimsByPort          = "claims_by_port"
 	heddleMapClassByAddr           = "class_by_addr"
 	heddleMapClassByPrefix         = "class_by_prefix"
@@ -995,7 +986,6 @@ const (
 	heddleVarTypeHeddleReason      = "type_heddle_reason"
 	heddleVarTypeHeddleVerdict     = "type_heddle_verdict"
 	heddleVarTypeLimitFlags        = "type_limit_flags"
-	heddleVarTypeNeighbourNear     = "type_neighbour_near"
 	heddleVarTypeNeighbourTimes    = "type_neighbour_times"
 	heddleVarTypePolicyFlags       = "type_policy_flags"
 	heddleVarTypeRouteFlags        = "type_route_flags"
@@ -1111,7 +1101,6 @@ type heddleMapSpecs struct {
 	AffinityByClient    *ebpf.MapSpec `ebpf:"affinity_by_client"`
 	Answered6ByUnderlay *ebpf.MapSpec `ebpf:"answered6_by_underlay"`
 	BackendBySlot       *ebpf.MapSpec `ebpf:"backend_by_slot"`
-	BeganByUnderlay     *ebpf.MapSpec `ebpf:"began_by_underlay"`
 	ClaimsByPort        *ebpf.MapSpec `ebpf:"claims_by_port"`
 	ClassByAddr         *ebpf.MapSpec `ebpf:"class_by_addr"`
 	ClassByPrefix       *ebpf.MapSpec `ebpf:"class_by_prefix"`
@@ -1227,7 +1216,6 @@ type heddleVariableSpecs struct {
 	TypeHeddleReason      *ebpf.VariableSpec `ebpf:"type_heddle_reason"`
 	TypeHeddleVerdict     *ebpf.VariableSpec `ebpf:"type_heddle_verdict"`
 	TypeLimitFlags        *ebpf.VariableSpec `ebpf:"type_limit_flags"`
-	TypeNeighbourNear     *ebpf.VariableSpec `ebpf:"type_neighbour_near"`
 	TypeNeighbourTimes    *ebpf.VariableSpec `ebpf:"type_neighbour_times"`
 	TypePolicyFlags       *ebpf.VariableSpec `ebpf:"type_policy_flags"`
 	TypeRouteFlags        *ebpf.VariableSpec `ebpf:"type_route_flags"`
@@ -1267,7 +1255,6 @@ type heddleMaps struct {
 	AffinityByClient    *ebpf.Map `ebpf:"affinity_by_client"`
 	Answered6ByUnderlay *ebpf.Map `ebpf:"answered6_by_underlay"`
 	BackendBySlot       *ebpf.Map `ebpf:"backend_by_slot"`
-	BeganByUnderlay     *ebpf.Map `ebpf:"began_by_underlay"`
 	ClaimsByPort        *ebpf.Map `ebpf:"claims_by_port"`
 	ClassByAddr         *ebpf.Map `ebpf:"class_by_addr"`
 	ClassByPrefix       *ebpf.Map `ebpf:"class_by_prefix"`
@@ -1329,7 +1316,6 @@ func (m *heddleMaps) Close() error {
 		m.AffinityByClient,
 		m.Answered6ByUnderlay,
 		m.BackendBySlot,
-		m.BeganByUnderlay,
 		m.ClaimsByPort,
 		m.ClassByAddr,
 		m.ClassByPrefix,
@@ -1446,7 +1432,6 @@ type heddleVariables struct {
 	TypeHeddleReason      *ebpf.Variable `ebpf:"type_heddle_reason"`
 	TypeHeddleVerdict     *ebpf.Variable `ebpf:"type_heddle_verdict"`
 	TypeLimitFlags        *ebpf.Variable `ebpf:"type_limit_flags"`
-	TypeNeighbourNear     *ebpf.Variable `ebpf:"type_neighbour_near"`
 	TypeNeighbourTimes    *ebpf.Variable `ebpf:"type_neighbour_times"`
 	TypePolicyFlags       *ebpf.Variable `ebpf:"type_policy_flags"`
 	TypeRouteFlags        *ebpf.Variable `ebpf:"type_route_flags"`

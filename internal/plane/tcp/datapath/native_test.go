@@ -78,7 +78,7 @@ func (n atNodeB) leaves(t *testing.T, frame []byte) (verdict uint32, out []byte)
 
 func (n atNodeB) run(t *testing.T, p *ebpf.Program, opts *ebpf.RunOptions) (verdict uint32, out []byte) {
 	t.Helper()
-	opts.DataOut = make([]byte, 2048)
+	opts.DataOut = make([]byte, 512)
 	testutil.NoError(t, netns.Do(netns.Path(n.netns), func() (err error) {
 		verdict, err = p.Run(opts)
 		return err
@@ -302,37 +302,4 @@ func byDevice(t *testing.T, n atNodeB) {
 	first("the answer to one", tcpSYN|tcpACK)
 	testutil.NoError(t, n.SetEndpoint(model.Endpoint{ID: 5, Name: "b", Addrs: []netip.Addr{overlayB}, Planes: intercepted(true)}, 0, ContainerSide{}))
 	first("data for an intercepted container", tcpACK)
-}
-
-// TestNativeSize: what fits the network goes without a tunnel though it does not fit one, and in
-// fragments of one while the other node may not have answered yet. After that the stack has it,
-// which tells the sender.
-func TestNativeSize(t *testing.T) {
-	n := nodeBOnANetwork(t, 0)
-	long := func(size int) []byte {
-		return ethernet(0x0800, withSum(ipv4(overlayB, overlayA, 17, 0, append([]byte{0x9c, 0x40, 0, 53, byte((size - 20) >> 8), byte(size - 20), 0, 0}, make([]byte, size-28)...))))
-	}
-	goes := func(what string, frame []byte, verdict uint32, way heddleHeddleReason) {
-		t.Helper()
-		before := counters(t, n.Datapath)[way]
-		got, out := n.leaves(t, frame)
-		if got != verdict || counters(t, n.Datapath)[way] != before+1 || len(out) != len(frame) {
-			t.Errorf("%s: verdict %d, %d bytes of %d, counted: %v", what, got, len(out), len(frame), counters(t, n.Datapath)[way] != before)
-		}
-	}
-	node := fromAddr(underlayA).Word[3]
-	n.ip(t, "neigh", "del", underlayA.String(), "dev", "under")
-	goes("to a node that nobody has asked for", long(1500), actRedirect, heddleHeddleReasonREASON_TUNNEL_DEVICE)
-	n.ip(t, "neigh", "replace", underlayA.String(), "lladdr", macA.String(), "dev", "under", "nud", "permanent")
-	testutil.NoError(t, n.objs.NeighbourByUnderlay.Delete(node))
-	goes("to a node that has just been asked", long(1500), actRedirect, heddleHeddleReasonREASON_TUNNEL_DEVICE)
-	goes("longer than the network takes", long(1501), actOK, heddleHeddleReasonREASON_ROUTE_SIZE)
-	n.receives(t, echo(0, 255, testVNI))
-	for _, which := range []string{"the first", "by what the first found"} {
-		goes(which, long(1500), actRedirect, heddleHeddleReasonREASON_REDIRECT_NATIVE)
-		goes(which+", longer", long(1501), actOK, heddleHeddleReasonREASON_ROUTE_SIZE)
-	}
-	testutil.NoError(t, n.objs.BeganByUnderlay.Delete(node))
-	n.awaitTunnel(t) // in time
-	goes("to a node that answers no more", long(1500), actOK, heddleHeddleReasonREASON_ROUTE_SIZE)
 }

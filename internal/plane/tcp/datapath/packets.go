@@ -83,9 +83,6 @@ func sinceBoot() (time.Duration, error) {
 	return time.Duration(ts.Nano()), nil
 }
 
-// NeighbourIdle is how long after a container's last packet for it a node is to be probed.
-const NeighbourIdle = time.Duration(heddleNeighbourTimesNEIGHBOUR_IDLE_MS) * time.Millisecond
-
 // A Neighbour is another node on this one's network, as the programs know it.
 type Neighbour struct {
 	Underlay netip.Addr
@@ -124,7 +121,7 @@ func (d *Datapath) Neighbours() ([]Neighbour, error) {
 	it := d.objs.NeighbourByUnderlay.Iterate()
 	for it.Next(&key, &n) {
 		out = append(out, Neighbour{
-			Underlay: netip.AddrFrom4(key), Near: n.Near == uint32(heddleNeighbourNearNEIGHBOUR_NEAR),
+			Underlay: netip.AddrFrom4(key), Near: n.Near != 0,
 			Peer: slices.Clone(net.HardwareAddr(n.Macs[:6])), Self: slices.Clone(net.HardwareAddr(n.Macs[6:])),
 			Answered: ago(n.Answered), Sent: ago(n.Sent),
 		})

@@ -66,7 +66,7 @@ static void move_wish(struct cq *cq, struct verbs_cq_arm *to)
 
 /* Takes addresses for a ring of as many entries before the router is asked for it, as it goes on
  * there at once: a program that may not have them keeps the queue as it is. They are a mapping of
- * their own, which the ring's takes the place of: that needs nothing more. */
+ * their own, which the ring's takes the place of. */
 static int reserve(struct memory *m, uint32_t cqe)
 {
 	uint32_t capacity = 1;
@@ -89,8 +89,13 @@ static int map_reserved(struct memory *m, int fd, uint64_t length)
 		error = EPROTO;
 	else if (!ring_map_at(m->base, fd, length))
 		error = errno;
-	close_fd(fd);
-	return error;
+	if (!error || error == EPROTO) {
+		close_fd(fd);
+		return error;
+	}
+	/* The kernel counts locked memory and mappings as if what is replaced stayed. */
+	memory_unmap(m);
+	return memory_map(m, fd, length);
 }
 
 static int grow(struct context *c, struct cq *cq, uint32_t cqe)

@@ -62,7 +62,7 @@ func FromIPNet(n *net.IPNet) netip.Prefix {
 	return netip.PrefixFrom(a, ones)
 }
 
-// fromIP gives the zero Addr for nil.
+// FromIP gives the zero Addr for nil.
 func FromIP(ip net.IP) netip.Addr {
 	a, _ := netip.AddrFromSlice(ip)
 	return a.Unmap()

@@ -87,6 +87,7 @@ func (ep *endpoint) listen() error {
 		err = os.Rename(made, path)
 	}
 	if err != nil {
+		_ = os.Remove(made)
 		return errors.Join(fmt.Errorf("listen at %s: %w", listener.Name(), err), listener.Close())
 	}
 	ep.listener = listener

@@ -4,7 +4,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"strconv"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -53,8 +52,8 @@ func TestListenStaysInItsFolder(t *testing.T) {
 // TestListenerHasAName: who looks at the node's sockets (`ss -x`) sees whose an endpoint's is, and
 // nothing is left beside its folder.
 func TestListenerHasAName(t *testing.T) {
-	above := filepath.Join("/tmp", "heddle-"+strconv.Itoa(os.Getpid()))
-	testutil.NoError(t, os.Mkdir(above, 0o700)) // a name of t.TempDir() may be too long
+	above, err := os.MkdirTemp("/tmp", "heddle-") // a name of t.TempDir() may be too long
+	testutil.NoError(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(above) })
 	ep := newEndpoint(model.Endpoint{}, filepath.Join(above, "3"))
 	for range 2 { // an agent that starts anew finds the socket of the last one

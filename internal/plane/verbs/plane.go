@@ -223,6 +223,8 @@ func (p *Plane) detach(e model.Endpoint) error {
 // Keep removes the folders of endpoints that are not in keep. The router hears of them when it is
 // told of all that there are.
 func (p *Plane) Keep(keep map[model.EndpointID]bool) (map[string]int, error) {
+	p.mu.Lock() // a socket is made beside its folder, and moved there
+	defer p.mu.Unlock()
 	top := folder.All(p.cfg.SeccompSocket)
 	all, err := os.ReadDir(top)
 	if errors.Is(err, os.ErrNotExist) {

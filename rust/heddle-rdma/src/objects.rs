@@ -67,8 +67,6 @@ pub(crate) struct Context {
     pub(crate) first: usize,
     /// Something of it waits for others.
     pub(crate) waits: bool,
-    /// How many of its queue pairs, one after another, had neither work nor something that waits.
-    pub(crate) idle: usize,
 }
 
 impl Context {
@@ -88,7 +86,6 @@ impl Context {
             dozes: false,
             waits: false,
             first: 0,
-            idle: 0,
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::kept::Kept;
 use crate::objects::{Objects, Source};
 use crate::opener::Opener;
 use crate::protection::{Protection, protects};
-use crate::requests::{QUANTUM, REQUEST_COST, Turn};
+use crate::requests::QUANTUM;
 use crate::sandbox;
 use crate::shards::{NOBODY, Nudge};
 use crate::sys::{self, Epoll};
@@ -43,12 +43,6 @@ pub struct Options {
 const POOL_PART: u64 = 4;
 /// What the queue pairs of an endpoint may cost together in a round.
 const ENDPOINT_QUANTUM: i64 = 4 * QUANTUM;
-/// What a look at a queue pair costs that has no work; one whose request has to wait is as a
-/// request.
-const LOOK_COST: i64 = 1024;
-/// For how long after some work looks cost something: who has work shares the router with who has
-/// it look. Without any, all are looked at, so that the router can sleep.
-const LOOKS_COST_FOR: Duration = Duration::from_millis(1);
 /// For how long an agent may not read.
 const AGENT_TIME: Duration = Duration::from_secs(5);
 /// Turns between two looks at sockets while there is work.
@@ -159,9 +153,8 @@ struct Loop {
     objects: Box<Objects>,
     worker: Arc<Worker>,
     spin: Duration,
-    /// When there was work last, or may have been; when a queue pair did something last.
+    /// When there was work last.
     last_work: Instant,
-    last_done: Instant,
     turns: u32,
     /// When it looked last for contexts that may rest, and whether some do: they ring.
     last_rest: Instant,
@@ -181,7 +174,6 @@ impl Loop {
             worker,
             spin,
             last_work: Instant::now(),
-            last_done: Instant::now(),
             turns: 0,
             last_rest: Instant::now(),
             rests: false,
@@ -291,8 +283,7 @@ impl Loop {
         let Some(context) = self.objects.contexts.get(handle) else { return 0 };
         let (endpoint, first, all) = (context.endpoint, context.first, context.qps.len());
         let shard = self.worker.serves();
-        let looks_cost = now.duration_since(self.last_done) < LOOKS_COST_FOR;
-        let mut busy = 0;
+        let (mut busy, mut waits) = (0, false);
         for i in (0..all).map(|i| first + i) {
             if !self.has_budget(endpoint) {
                 if let Some(context) = self.objects.contexts.get_mut(handle) {
@@ -306,24 +297,18 @@ impl Loop {
             let Some(qp) = qp else { break };
             let turn = self.objects.turn(qp, now);
             busy += u32::from(turn.worked);
+            waits |= turn.waits;
             earlier(until, turn.until);
-            if turn.worked {
-                self.last_done = now;
-            }
             if let Some(endpoint) = self.objects.endpoints.get_mut(endpoint) {
-                endpoint.budget -= if looks_cost { cost(&turn) } else { turn.cost };
-            }
-            if let Some(context) = self.objects.contexts.get_mut(handle) {
-                context.idle = if turn.worked || turn.waits { 0 } else { context.idle + 1 };
+                endpoint.budget -= turn.cost;
             }
             if self.worker.serves() != shard {
                 return busy;
             }
         }
         if let Some(context) = self.objects.contexts.get_mut(handle) {
-            // What had no turn for a while may wait.
-            context.idle = context.idle.min(all);
-            context.waits = context.idle < all;
+            // What had no turn may wait.
+            context.waits = waits || busy > 0;
         }
         busy
     }
@@ -522,12 +507,6 @@ impl Loop {
         }
         !is(Source::Nudge)
     }
-}
-
-/// What a turn costs its endpoint at least: a program that has hundreds of queue pairs looked at
-/// which have nothing to do, or wait, uses the router as well.
-fn cost(turn: &Turn) -> i64 {
-    turn.cost.max(if turn.worked || turn.waits { REQUEST_COST } else { LOOK_COST })
 }
 
 /// Makes a time the earlier one of itself and another.

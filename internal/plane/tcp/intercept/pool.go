@@ -154,7 +154,7 @@ func (p *socketPool) giveUp(keeps int) []socket {
 		return nil
 	}
 	given := slices.Clone(p.ready[:n])
-	p.ready = slices.Delete(p.ready, 0, n)
+	p.ready, p.limit = slices.Delete(p.ready, 0, n), keeps
 	return given
 }
 

@@ -23,6 +23,11 @@ const (
 func (r *prefiller) share() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	return r.shareLocked()
+}
+
+// shareLocked is share for who holds mu.
+func (r *prefiller) shareLocked() int {
 	return min(r.target, max(1, int(r.max)/max(1, len(r.pools))))
 }
 
@@ -68,24 +73,24 @@ func (r *prefiller) room(busy bool, now time.Time) bool {
 }
 
 // takeBack closes sockets of a pool that has more than its share, or, for the sake of a busy one,
-// more than one. It reports false if it finds none.
+// more than one, if there are enough for all to have one. It reports false if it finds none.
 func (r *prefiller) takeBack(forBusy bool, now time.Time) bool {
-	keeps := r.share()
-	if forBusy {
-		keeps = 1
-	}
-	given := r.surplus(keeps, now)
+	given := r.surplus(forBusy, now)
 	for _, s := range given {
 		r.discard(s)
 	}
 	return len(given) > 0
 }
 
-// surplus takes what a pool that is not busy has beyond keeps: any pool, for a map is gone through
-// from a random place.
-func (r *prefiller) surplus(keeps int, now time.Time) []socket {
+// surplus takes what a pool that is not busy has beyond what it keeps: any pool, for a map is gone
+// through from a random place.
+func (r *prefiller) surplus(forBusy bool, now time.Time) []socket {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	keeps := r.shareLocked()
+	if forBusy {
+		keeps = min(1, int(r.max)/len(r.pools))
+	}
 	looked := 0
 	for q := range r.pools {
 		if looked++; looked > victims {

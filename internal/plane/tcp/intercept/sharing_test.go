@@ -107,6 +107,22 @@ func TestTurnsDoNotTakeBack(t *testing.T) {
 	}
 }
 
+// A busy one among more pools than there are sockets has some, too.
+func TestBusyPoolAmongTooMany(t *testing.T) {
+	r, p := sharers(t, 13, 12)
+	for _, q := range p[:12] {
+		fill(t, r, q)
+		q.asked = time.Time{}
+	}
+	busy := p[12]
+	if n := use(t, r, busy); n != 0 {
+		t.Errorf("one that is not busy has %d, at others' cost", n)
+	}
+	if n := fill(t, r, busy); n != r.target || r.total.Load() != r.max {
+		t.Errorf("a busy one has %d, %d in all", n, r.total.Load())
+	}
+}
+
 // A closed pool has no share.
 func TestClosedPoolHasNoShare(t *testing.T) {
 	r, p := sharers(t, 1, 12)

@@ -1,4 +1,4 @@
-//! What may go on while a worker falls asleep, and what looks at queue pairs cost.
+//! What may go on while a worker falls asleep.
 
 use super::*;
 use crate::endpoint::Endpoint;
@@ -68,35 +68,4 @@ fn a_card_is_told_of_by_the_agent_that_tells_of_the_connection() {
     all.objects.hear_home(1, 3, &[[1; 16]]);
     all.drop_agent();
     assert!(all.objects.home.is_none());
-}
-
-/// A program has a thousand queue pairs that have nothing to do, and rings: while others have work
-/// it gets no more looks in a round than are worth what others may do in it.
-#[test]
-fn looks_at_idle_queue_pairs_come_out_of_the_share_of_their_endpoint() {
-    let (mut all, [handle, _]) = with_two();
-    all.objects.contexts.get_mut(handle).unwrap().qps = (1..=1000).collect();
-    let (now, mut until) = (Instant::now(), None);
-    all.last_done = now;
-    let mut rounds = Vec::new();
-    for _ in 0..5 {
-        let worked = all.turn(0, now, &mut until);
-        let context = all.objects.contexts.get(handle).unwrap();
-        rounds.push((worked, context.first, context.waits));
-    }
-    let cut = |first, waits| (true, first, waits);
-    assert_eq!(rounds[..3], [cut(256, true), cut(512, true), cut(768, true)]);
-    // All of them have been looked at by now.
-    assert_eq!(rounds[3..], [cut(24, false), cut(280, false)]);
-    // Nobody has had work for a while: all are looked at, so that the router can sleep.
-    assert!(!all.turn(0, now + LOOKS_COST_FOR, &mut until));
-    assert!(!all.objects.contexts.get(handle).unwrap().waits);
-}
-
-#[test]
-fn a_request_that_waits_costs_as_much_as_one_that_is_done() {
-    let waits = Turn { waits: true, ..Turn::default() };
-    assert_eq!(cost(&waits), REQUEST_COST);
-    assert_eq!(cost(&Turn { cost: 5 * REQUEST_COST, ..waits }), 5 * REQUEST_COST);
-    assert_eq!(cost(&Turn::default()), LOOK_COST);
 }

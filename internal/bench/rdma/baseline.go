@@ -93,7 +93,7 @@ func (r *runner) tcp(ctx context.Context, c Case) (_ map[string]float64, err err
 	}
 	defer func() { err = errors.Join(err, served.Stop()) }()
 	out, err := proc.Output(r.Lab.Exec(ctx, bench.Host, client, bench.Command(r.Program, "meter", "-lifetime", lifetime.String(), "--",
-		"iperf3", "-c", address.String(), "-p", port, "-t", r.seconds(), "-l", strconv.Itoa(c.Bytes), "-J", "--connect-timeout", "5000",
+		"iperf3", "-c", address.String(), "-p", port, "-t", r.seconds(1), "-l", strconv.Itoa(c.Bytes), "-J", "--connect-timeout", "5000",
 		"-A", fmt.Sprintf("%d,%d", r.cpus.Client, r.cpus.Server))...))
 	if err != nil {
 		return nil, err

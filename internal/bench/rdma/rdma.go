@@ -257,10 +257,10 @@ func micros(d time.Duration) float64 { return float64(d) / float64(time.Microsec
 // gives no more than a mean of latency, and there is none with events, but it says how many
 // messages fill the time.
 func (r *runner) timedOrCounted(ctx context.Context, c Case) (f Figure, use Use, err error) {
-	timed := []string{"-D", r.seconds()}
+	timed := []string{"-D", r.seconds(1)}
 	if !c.latency() && !c.Events {
-		for range 3 {
-			if f, use, err = r.perftest(ctx, c, timed); !errors.Is(err, errTooShort) {
+		for times := 1; times <= 4; times *= 2 {
+			if f, use, err = r.perftest(ctx, c, []string{"-D", r.seconds(times)}); !errors.Is(err, errTooShort) {
 				break // else, with many queue pairs, most of its time went by before the first message
 			}
 		}
@@ -296,9 +296,9 @@ func fills(d time.Duration, f Figure) int {
 	return int(min(max(d.Seconds()*f.MessagesPerS, 100), 1e6))
 }
 
-// seconds is the time of a run as programs want it, which know whole seconds.
-func (r *runner) seconds() string {
-	return strconv.Itoa(int((r.Duration + time.Second - 1) / time.Second))
+// seconds is so many times the time of a run as programs want it, which know whole seconds.
+func (r *runner) seconds(times int) string {
+	return strconv.Itoa(times * int((r.Duration+time.Second-1)/time.Second))
 }
 
 // words are those of a case's program, but for the server's address.

@@ -89,7 +89,7 @@ func (r *prefiller) surplus(forBusy bool, now time.Time) []socket {
 	defer r.mu.Unlock()
 	keeps := r.shareLocked()
 	if forBusy {
-		keeps = min(1, int(r.max)/len(r.pools))
+		keeps = min(1, int(r.max)/max(1, len(r.pools))) // the asking one may have just been closed
 	}
 	looked := 0
 	for q := range r.pools {

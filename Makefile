@@ -334,7 +334,7 @@ PARTS  := lab unit suites
 # RUN, if given, says which tests: test-lab RUN=^TestPaths. A package without any of them brings no lab up.
 RUN    :=
 SCENARIOS = HEDDLE_BIN=$(CURDIR)/$(BIN) $(GO) tool gotestsum --format testname --hide-summary=output $(RETRY) --jsonfile $(OUT)/$(1).json \
-	--packages "$(2)" -- -count=1 -vet=off -p 2 -parallel=8 -timeout 30m '-run=$(RUN)'
+	--packages "$(2)" -- -count=1 -vet=off -p 2 -parallel=8 -timeout 90m '-run=$(RUN)'
 test: need-root build attack test-packages
 	@mkdir -p $(OUT) && rm -f $(PARTS:%=$(OUT)/%.json) $(OUT)/rust.faults && $(GO) build -o $(OUT)/summary ./test/summary
 	@$(OUT)/summary -every 1m $(OUT) & progress=$$!; \

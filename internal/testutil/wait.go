@@ -13,8 +13,9 @@ import (
 	"heddle.dev/heddle/internal/patience"
 )
 
-// WaitTimeout bounds every wait: for a program to be ready, to answer or to end.
-var WaitTimeout = patience.For(30 * time.Second)
+// WaitTimeout bounds every wait: for a program to be ready, to answer or to end. It only ends what
+// hangs: beside other builds and tests a program may take half a minute to begin.
+var WaitTimeout = patience.For(3 * time.Minute)
 
 // Seconds gives a bound, for as patient a machine, as the argument that timeout(1) takes.
 func Seconds(d time.Duration) string { return strconv.Itoa(int(patience.For(d).Seconds())) }

@@ -2,9 +2,9 @@ package lab
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/testutil"
@@ -25,24 +25,22 @@ func Connections(t testing.TB, container string, args ...string) []ListedConnect
 	return all
 }
 
-// acked is how long the last acknowledgement of a connection may take.
-const acked = 3 * time.Second
-
 // AwaitConnection waits until a node lists the connection with these ports and byte counts.
 func AwaitConnection(t testing.TB, container string, local, remote uint16, sent, received uint64) ListedConnection {
 	t.Helper()
-	deadline := time.Now().Add(acked)
-	for {
+	var found ListedConnection
+	what := fmt.Sprintf("a connection of %s from port %d to %d with %d bytes sent, %d received", container, local, remote, sent, received)
+	testutil.Eventually(t, what, func() (bool, string) {
 		all := Connections(t, container)
-		for _, c := range all {
-			if c.Local.Port() == local && c.Remote.Port() == remote && c.BytesSent == sent && c.BytesReceived == received {
-				return c
-			}
+		at := slices.IndexFunc(all, func(c ListedConnection) bool {
+			return c.Local.Port() == local && c.Remote.Port() == remote && c.BytesSent == sent && c.BytesReceived == received
+		})
+		if at >= 0 {
+			found = all[at]
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("no connection of %s from port %d to %d with %d bytes sent, %d received, in %+v", container, local, remote, sent, received, all)
-		}
-	}
+		return at >= 0, fmt.Sprintf("%+v", all)
+	})
+	return found
 }
 
 // DirectPaths gives what a node's agent knows of the direct paths to the others.

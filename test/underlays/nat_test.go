@@ -34,7 +34,7 @@ func TestNAT(t *testing.T) {
 	undo = translate("", "")
 	before = lab.Counters(t, "n2")["drop_overlay_stranger"]
 	client := lab.StartPeer(t, "heddle", "n1/c1")
-	client.Must(`s = tcp(4)`)
+	client.Must(`s = waits(tcp(4), 5)`) // nothing is to come
 	client.Expect(`{"error": "EINPROGRESS"}`, `s.connect((%q, %d))`, lab.Address(t, "heddle", "n2/c1"), lab.FreePort())
 	testutil.Eventually(t, "both ends to name it", func() (bool, string) {
 		out := lab.Heddle(t, "status", "--node", "n1")

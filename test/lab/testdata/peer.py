@@ -3,15 +3,22 @@ expression, null for a statement, {"error": "ECONNREFUSED"} for a call that fail
 import errno, fcntl, hashlib, json, os, resource, select, signal, socket, struct, subprocess, sys, threading, time
 
 AF = {4: socket.AF_INET, 6: socket.AF_INET6}
+# What fails to come in so many seconds must not stop the test, and all that comes does, however busy the machine.
+PATIENCE = 60
 ONE_LINGER = struct.pack("ii", 1, 0)  # close() sends RST
 
 
 def tcp(family=4):
     s = socket.socket(AF[family], socket.SOCK_STREAM)
-    # The kernel's own time-outs: what fails to come must not stop the test, and the socket stays blocking.
-    s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 5, 0))
-    s.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 5, 0))
+    return waits(s, PATIENCE)
+
+
+def waits(s, seconds):
+    """s, whose calls wait for so long, by the kernel's own time-outs: the socket stays blocking."""
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        s.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", seconds, 0))
     return s
+
 
 
 def listen(family, addr, port, v6only=None, reuseport=False, backlog=64):
@@ -65,7 +72,7 @@ def connect_polled(family, addr, port):
     first = s.connect_ex((addr, port))
     p = select.poll()
     p.register(s, select.POLLOUT)
-    events = p.poll(10000)
+    events = p.poll(PATIENCE * 1000)
     failed = s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     s.setblocking(True)
     # A connect over lo may be done at once.
@@ -82,7 +89,7 @@ def pending(family, addr, port, options=()):
     return s
 
 
-def told(s, timeout=20000):
+def told(s, timeout=PATIENCE * 1000):
     """What poll() says of a connect in the end, and SO_ERROR."""
     p = select.poll()
     p.register(s, select.POLLOUT)
@@ -241,7 +248,7 @@ def give(path, *s):
 
 def give_late(path, *s):
     """The same, to one that may have to be waited for."""
-    end = time.monotonic() + 20
+    end = time.monotonic() + PATIENCE
     while error_of(give, path, *s) != "ok" and time.monotonic() < end:
         select.select([], [], [], 0.02)
 
@@ -300,7 +307,7 @@ def greet(sockets):
     waiting = {s.fileno(): s for s in sockets}
     for fd in waiting:
         p.register(fd, select.POLLOUT)
-    end = time.monotonic() + 25
+    end = time.monotonic() + PATIENCE
     while waiting and time.monotonic() < end:
         for fd, _ in p.poll(1000):
             s = waiting.pop(fd)
@@ -312,11 +319,11 @@ def greet(sockets):
 
 def greeted(l, n):
     """How many of n connections carry the name that accept() gave them, and the others."""
-    l.settimeout(20)
+    l.settimeout(PATIENCE)
     good, bad = 0, []
     for _ in range(n):
         c, who = l.accept()
-        c.settimeout(20)
+        c.settimeout(PATIENCE)
         said = c.recv(32, socket.MSG_WAITALL).decode().strip()
         if said == "%s %d" % who[:2] == "%s %d" % c.getpeername()[:2]:
             good += 1

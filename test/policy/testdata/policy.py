@@ -58,7 +58,7 @@ def attempts(targets, wait):
                     out[i] = said(s)
         waiting = any(o is None and not t[3] for o, t in zip(out, targets))
         took = time.monotonic() - began
-        if took > (20 if waiting else wait) or None not in out:
+        if took > (PATIENCE if waiting else wait) or None not in out:
             break
         time.sleep(0.01)
     for s in sockets:
@@ -100,7 +100,7 @@ def opened(family, addr, port, source=None):
 
 def outcome(s, alive):
     """How s ended; "alive" if it did not. alive: it is expected to be, and echoes; else it says nothing and waits."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         try:
             if alive:

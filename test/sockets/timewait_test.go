@@ -18,7 +18,7 @@ import socket, sys
 s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 s.bind(("", int(sys.argv[1]))); s.listen(64); print("listening", flush=True)
 while True:
-    c, _ = s.accept(); c.settimeout(5)
+    c, _ = s.accept(); c.settimeout(60)
     try:
         c.sendall(c.recv(64)); c.recv(64)
     except OSError: pass
@@ -31,7 +31,7 @@ const echoClient = `
 import socket, sys
 ports = []
 for p in map(int, sys.argv[3:]):
-    c = socket.socket(); c.settimeout(5); c.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    c = socket.socket(); c.settimeout(60); c.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     c.bind(("", p))
     c.connect((sys.argv[1], int(sys.argv[2]))); c.sendall(b"x" * 64)
     got = b""

@@ -9,6 +9,7 @@ TCP = socket.IPPROTO_TCP
 SOL = socket.SOL_SOCKET
 LINGER0 = struct.pack("ii", 1, 0)
 IP = PORT = OWN = None
+PATIENCE = 60  # seconds for what comes, however busy the machine is; what hangs ends with them
 
 
 def e(f, *args):
@@ -32,7 +33,7 @@ def ask(what, s=None):
     return s
 
 
-def events(ep, timeout=3):
+def events(ep, timeout=PATIENCE):
     names = {1: "IN", 4: "OUT", 8: "ERR", 16: "HUP", 0x2000: "RDHUP"}
     return ["|".join(n for b, n in names.items() if ev & b) for _, ev in ep.poll(timeout)]
 
@@ -40,7 +41,7 @@ def events(ep, timeout=3):
 def wait_in(s):
     p = select.poll()
     p.register(s, select.POLLIN)
-    p.poll(5000)
+    p.poll(PATIENCE * 1000)
 
 
 def shown(s):
@@ -82,7 +83,7 @@ def serve(port):
         c, _ = l.accept()
         if not os.fork():
             l.close()
-            signal.alarm(10)
+            signal.alarm(2 * PATIENCE)
             try:
                 what = c.recv(32, socket.MSG_WAITALL).decode().split()
                 if what:
@@ -115,7 +116,7 @@ def peer_hold(c):
     c.sendall(b"x")
     p = select.poll()
     p.register(c, select.POLLRDHUP)
-    p.poll(5000)
+    p.poll(PATIENCE * 1000)
 
 
 def peer_sink(c):
@@ -238,7 +239,6 @@ def full_listener(backlog=0):
     while True:
         s = tcp()
         s.setsockopt(TCP, 7, 1)  # TCP_SYNCNT
-        s.settimeout(1)
         keep.append(s)
         if s.connect_ex(l.getsockname()):
             return l
@@ -260,18 +260,18 @@ def case_backlog_of_peer():
         c = ask("full %d" % backlog)
         port = int(c.recv(5, socket.MSG_WAITALL))
         waiting = []
-        for _ in range(5):
+        for i in range(5):
             s = tcp()
             s.setsockopt(TCP, 7, 1)  # TCP_SYNCNT
             s.setblocking(False)
             s.connect_ex((IP, port))
             waiting.append(s)
-            select.select([], [s], [], 0.3)
+            select.select([], [s], [], PATIENCE if i <= backlog else 0.3)  # the next one finds them in the queue
         p = select.poll()
         done = []
         for s in waiting:
             p.register(s, select.POLLOUT)
-            p.poll(10000)
+            p.poll(PATIENCE * 1000)
             done.append(errno.errorcode.get(s.getsockopt(SOL, socket.SO_ERROR), "ok"))
             p.unregister(s)
         c.sendall(b"x")
@@ -283,7 +283,7 @@ def case_timed_out():
     s = tcp()
     s.setsockopt(TCP, 7, 1)
     began = time.monotonic()
-    print(e(s.connect, l.getsockname()), 2.5 < time.monotonic() - began < 8)
+    print(e(s.connect, l.getsockname()), 2.5 < time.monotonic() - began < PATIENCE)  # by itself, two minutes
     print(e(s.getpeername), s.getsockname()[0])
     s = tcp()
     s.setsockopt(SOL, socket.SO_SNDTIMEO, struct.pack("ll", 0, 200000))
@@ -425,13 +425,13 @@ def case_linger():
     s.setblocking(False)
     p = select.poll()
     p.register(s, select.POLLOUT)
-    while p.poll(300):  # until both ends' buffers are full
+    while p.poll(1000):  # until both ends' buffers are full
         e(s.send, bytes(65536))
     s.setblocking(True)
     s.setsockopt(SOL, socket.SO_LINGER, struct.pack("ii", 1, 1))
     began = time.monotonic()
     s.close()
-    print(0.9 < time.monotonic() - began < 4)
+    print(0.9 < time.monotonic() - began < PATIENCE)
     s = ask("sink")
     s.sendall(bytes(300000))
     s.shutdown(socket.SHUT_WR)
@@ -476,7 +476,7 @@ def accepted(group, port, n, to):
     got, keep = [0] * len(group), []
     for _ in range(n):
         keep.append(socket.create_connection((to, port)))
-        ready, _, _ = select.select(group, [], [], 5)
+        ready, _, _ = select.select(group, [], [], PATIENCE)
         for s in ready:
             s.accept()[0].close()
             got[group.index(s)] += 1
@@ -569,13 +569,13 @@ def case_timestamps():
     s.setsockopt(SOL, 37, (1 << 4) | (1 << 3) | (1 << 1) | (1 << 7) | (1 << 9))  # TX_SOFTWARE RX SOFTWARE OPT_ID, ACK
     s.setsockopt(SOL, 29, 1)  # SO_TIMESTAMP
     anc = []
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE
     while not anc and time.monotonic() < deadline:  # a kernel thread starts the clock of what comes, when it gets to run
         s.send(b"abc")
         wait_in(s)
         b, anc, flags, _ = s.recvmsg(10, 512)
     print(b, sorted((a[0], a[1]) for a in anc))
-    deadline = time.monotonic() + 3
+    deadline = time.monotonic() + PATIENCE
     kinds = []
     while not kinds and time.monotonic() < deadline:
         try:
@@ -592,7 +592,7 @@ def case_zerocopy():
     print(e(s.send, bytes(100000), 0x4000000) > 0)
     p = select.poll()
     p.register(s, 0)
-    print(p.poll(5000)[0][1] & select.POLLERR != 0)
+    print(p.poll(PATIENCE * 1000)[0][1] & select.POLLERR != 0)
     _, anc, flags, _ = s.recvmsg(1, 512, socket.MSG_ERRQUEUE)
     level, kind, data = anc[0]
     err, origin = struct.unpack("IB", data[:5])
@@ -800,7 +800,7 @@ def case_prefork():
     for i in range(4):
         pid = os.fork()
         if not pid:
-            signal.alarm(10)
+            signal.alarm(2 * PATIENCE)
             while True:
                 c, _ = l.accept()
                 c.send(b"%d" % os.getppid())
@@ -904,7 +904,7 @@ def case_fastopen():
         r = e(s.sendto, command, 0x20000000, (IP, PORT))
         s.setblocking(True)
         if r == "EINPROGRESS":
-            select.select([], [s], [], 5)
+            select.select([], [s], [], PATIENCE)
             ask_on(s, "names")
         print("non-blocking", r, s.recv(200), shown(s), data_in_syn(s))
     for _ in range(2):
@@ -922,7 +922,7 @@ def begin(name):
     sys.stdout.flush()
     pid = os.fork()
     if not pid:
-        signal.alarm(40)
+        signal.alarm(2 * PATIENCE)
         os.dup2(out.fileno(), 1)
         try:
             globals()["case_" + name]()

@@ -191,7 +191,7 @@ func (l guestLab) testIperf(t *testing.T) {
 	server := l.in(ctx, "n1/c2", true, "iperf3", "-s", "-1", "-p", "5301")
 	testutil.NoError(t, server.Start())
 	l.listens(":5301")
-	client := l.in(ctx, "n1/c1", true, "iperf3", "-c", l.address("n1/c2"), "-p", "5301", "-t", "4")
+	client := l.in(ctx, "n1/c1", true, "iperf3", "-c", l.address("n1/c2"), "-p", "5301", "-n", "8G")
 	testutil.NoError(t, client.Start())
 	testutil.EventuallyTrue(t, "most bytes go through memory", func() bool { return l.sent(Memory) > 1<<28 && l.sent(Memory) > l.sent("local") })
 	testutil.NoError(t, client.Wait())

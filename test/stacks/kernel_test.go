@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"heddle.dev/heddle/internal/bench/machine"
 	"heddle.dev/heddle/internal/testutil"
 	"heddle.dev/heddle/test/lab"
 )
@@ -173,7 +174,8 @@ func TestLiveConnections(t *testing.T) {
 	server.Expect(client.Must(`digest(pattern(1 << 20))`), `receive(c, 1 << 20)`)
 }
 
-// TestManyLiveConnections: 10,000 of them within a second.
+// TestManyLiveConnections: 10,000 of them follow their profile, which costs the agent no more than a
+// second. That is processor time: what else the machine does is not in it.
 func TestManyLiveConnections(t *testing.T) {
 	const many = 10000
 	apply(t, "many", "stack: kernel\nsettings: {congestion: cubic}\n")
@@ -188,13 +190,18 @@ func TestManyLiveConnections(t *testing.T) {
 		client.Must(`held = globals().get("held", []) + [connect(4, %q, %d) for _ in range(1000)]; globals()["held"] = held`, target, port)
 		server.Must(`got = globals().get("got", []) + [l.accept()[0] for _ in range(1000)]; globals()["got"] = got`)
 	}
+	agent := lab.AgentPID(t, "n1")
+	before, err := machine.ProcessorTime(agent)
+	testutil.NoError(t, err)
 	began := time.Now()
 	apply(t, "many", "stack: kernel\nsettings: {congestion: reno, pacing_rate: 80mbit}\n")
 	took := time.Since(began)
+	after, err := machine.ProcessorTime(agent)
+	testutil.NoError(t, err)
 	client.Expect(fmt.Sprintf("[%d, %[1]d]", many), `[sum(s.getsockopt(6, 13, 4) == b"reno" for s in held), sum(s.getsockopt(1, 47) == 10000000 for s in held)]`)
-	t.Logf("%d connections followed their profile in %v, both agents and the command line included", many, took)
-	if took > 2*time.Second {
-		t.Errorf("it took %v", took)
+	t.Logf("%d connections followed their profile in %v, both agents and the command line included; %v of their agent", many, took, after-before)
+	if after-before > time.Second {
+		t.Errorf("it took %v of the agent's processor time", after-before)
 	}
 }
 

@@ -24,8 +24,8 @@ import (
 // labRunFolder holds LAB/NODE/api.sock of every lab that is up.
 const labRunFolder = "/run/heddle/lab"
 
-// askTimeout bounds one question to all agents. It only ends what hangs: 62,000 connections of a busy
-// node take more than 15 seconds to be listed.
+// askTimeout bounds one question to all agents. It only ends what hangs: 62,000 connections of a
+// busy node take more than 15 seconds to be listed.
 var askTimeout = patience.For(time.Minute)
 
 // askAtOnce bounds how many agents are asked at the same time.

@@ -173,7 +173,7 @@ func (s *server) look(ctx context.Context, r *round, show func(gather, Progress)
 	if r.now == nil && (r.whole == nil || time.Since(r.began) >= roundEvery) {
 		s.begin(r, nodes)
 	}
-	ended, enough := r.ended, firstAnswer
+	ended, enough := r.ended, s.enough
 	if r.whole != nil {
 		enough /= 2 // the next look will have it
 	}
@@ -248,6 +248,8 @@ func (s *server) run(r *round, p *progress, nodes []api.Node, ended chan struct{
 	if !left {
 		p.Whole = true
 		r.whole = p
+	} else if time.Since(r.looked) <= s.patience && s.ctx.Err() == nil { // somebody came while it ended
+		s.begin(r, nodes)
 	}
 	close(ended)
 }

@@ -44,7 +44,7 @@ func TestManyNodes(t *testing.T) {
 				if err := json.Unmarshal(w.Body.Bytes(), &said); err != nil || w.Code != http.StatusOK || w.Body.Len() > most || w.Body.Len() < 20 {
 					t.Errorf("%s: %d, %d bytes, want %d at most: %v", target, w.Code, w.Body.Len(), most, err)
 				}
-				if strings.HasPrefix(target, "/api/endpoints") != said.Whole && said.Whole {
+				if said.Whole && said.Answered+len(said.Silent)+said.More < said.Nodes { // a slow machine may have asked all by now
 					t.Errorf("%s: %d of %d nodes are said to be all", target, said.Answered, said.Nodes)
 				}
 				t.Logf("%s: %d bytes, %d of %d nodes", target, w.Body.Len(), said.Answered, said.Nodes)
@@ -148,9 +148,10 @@ func TestRounds(t *testing.T) {
 	if n := get[NodesAnswer](t, h, "/api/nodes?state=dead"); n.Total != 1 || len(n.List) != 1 || n.List[0].Name != uitest.Node(7) || n.States[api.NodeLive] != nodes-1 {
 		t.Errorf("dead nodes: %+v", n)
 	}
-	if n := get[NodesAnswer](t, h, "/api/nodes?name=01"); n.Total != 11 || len(n.Paths) == 0 {
-		t.Errorf("nodes whose names have 01: %d, %d paths", n.Total, len(n.Paths))
-	}
+	testutil.Eventually(t, "nodes whose names have 01, and paths", func() (bool, string) {
+		n := get[NodesAnswer](t, h, "/api/nodes?name=01")
+		return n.Total == 11 && len(n.Paths) > 0, fmt.Sprintf("%d, %d paths", n.Total, len(n.Paths))
+	})
 	e := get[rows](t, h, "/api/endpoints?node=n0003")
 	if e.Total != 2 || e.List[1].Traffic == nil || e.List[1].Traffic.Endpoint != e.List[1].ID || !e.Whole {
 		t.Errorf("endpoints of a node: %+v", e)
@@ -249,19 +250,25 @@ func TestBrowserGoesAway(t *testing.T) {
 		t.Errorf("%d nodes were asked for nobody", asked)
 	}
 	s.patience = nobodyLooks
-	if p := get[Progress](t, h, "/api/summary"); p.Whole || p.Answered == 0 {
+	if p := get[Progress](t, h, "/api/summary"); p.Whole {
 		t.Errorf("who looks then: %+v", p)
 	}
+	testutil.Eventually(t, "answers for who looks then", func() (bool, string) {
+		p := get[Progress](t, h, "/api/summary")
+		return p.Answered > 0, fmt.Sprintf("%+v", p)
+	})
 }
 
 // TestManyQuestions: whoever asks ever more different questions ends the ones that nobody has looked
 // at for longest, and who waits for one of those is told.
 func TestManyQuestions(t *testing.T) {
 	network := uitest.New(1000, 1)
-	network.Answer = func(context.Context, string, string) (*http.Response, error) {
-		return uitest.Respond(http.StatusOK, []byte("{}")), nil
+	network.Answer = func(ctx context.Context, _, _ string) (*http.Response, error) {
+		<-ctx.Done()
+		return nil, ctx.Err()
 	}
 	s := before(t, network, "")
+	s.enough = testutil.WaitTimeout // whoever waits is to see no part of an answer before the question goes
 	first := s.rounds.round("/v1/flows/summary?by=app", newSummaries)
 	told := make(chan error, 1)
 	go func() {

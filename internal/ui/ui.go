@@ -35,8 +35,12 @@ const (
 	allBytes   = 64 << 20
 )
 
-// nodesEvery is how often the agent is asked which nodes there are.
-const nodesEvery = 2 * time.Second
+// nodesEvery is how often the agent is asked which nodes there are. A list as old as nodesOld is
+// not shown, however long the agent takes for a new one.
+const (
+	nodesEvery = 2 * time.Second
+	nodesOld   = time.Minute
+)
 
 // cookie holds the token once it was in the address.
 const cookie = "heddle_ui"
@@ -57,19 +61,22 @@ type server struct {
 	ctx    context.Context // of what is asked whoever waits for it
 	pace   *pace
 	rounds rounds
-	// patience is how long after the last look a round ends.
-	patience time.Duration
+	// patience is how long after the last look a round ends; enough, how long a browser waits for
+	// more than there is.
+	patience, enough time.Duration
 
-	mu    sync.Mutex // guards the rest
-	nodes []api.Node
-	since time.Time
+	mu       sync.Mutex // guards the rest
+	nodes    []api.Node
+	since    time.Time
+	asking   chan struct{} // closed once the agent has said which nodes there are; nil: it is not asked
+	nodesErr error         // of the last time
 }
 
 // Handler serves the page and what it asks for, until ctx ends.
 func Handler(ctx context.Context, c Config) http.Handler { return newServer(ctx, c).handler() }
 
 func newServer(ctx context.Context, c Config) *server {
-	return &server{Config: c, ctx: ctx, pace: newPace(), patience: nobodyLooks}
+	return &server{Config: c, ctx: ctx, pace: newPace(), patience: nobodyLooks, enough: firstAnswer}
 }
 
 func (s *server) handler() http.Handler {
@@ -165,18 +172,46 @@ func (s *server) fail(w http.ResponseWriter, status int, e *api.Error) {
 	}
 }
 
-// nodeList gives the nodes of the network, as the agent said a moment ago.
+// nodeList gives the nodes of the network, as the agent said a moment ago. Nobody waits for long if
+// there is a list: for thousands of nodes a busy machine takes longer than a browser waits.
 func (s *server) nodeList(ctx context.Context) ([]api.Node, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if time.Since(s.since) < nodesEvery {
+	age := time.Since(s.since)
+	if age < nodesEvery {
 		return s.nodes, nil
 	}
+	if s.asking == nil {
+		s.asking = make(chan struct{})
+		go s.askNodes(s.asking)
+	}
+	asking, wait := s.asking, make(<-chan time.Time)
+	if age < nodesOld {
+		wait = time.After(s.enough)
+	}
+	s.mu.Unlock()
+	var late error
+	select {
+	case <-asking:
+	case <-wait:
+	case <-ctx.Done():
+		late = ctx.Err()
+	}
+	s.mu.Lock()
+	return s.nodes, errors.Join(late, s.nodesErr)
+}
+
+// askNodes asks the agent, for all who wait.
+func (s *server) askNodes(said chan struct{}) {
+	ctx, cancel := context.WithTimeout(s.ctx, nodesOld)
+	defer cancel()
 	nodes, err := s.Agent.Nodes(ctx)
-	if err == nil {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.asking, s.nodesErr = nil, err; err == nil {
 		s.nodes, s.since = nodes, time.Now()
 	}
-	return nodes, err
+	close(said)
 }
 
 // explain says what the rules make of a TCP connection: from, to and port are in the query.

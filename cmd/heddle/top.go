@@ -88,6 +88,9 @@ func (f *topFlags) run(ctx context.Context, from agents, out io.Writer) error {
 		case <-tick.C:
 		}
 		now, err := takeSample(ctx, from, before)
+		if ctx.Err() != nil {
+			return nil // interrupted in the middle of the question
+		}
 		if err != nil && len(now.nodes) == 0 {
 			return err
 		}

@@ -3,8 +3,11 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
+	"net/http/httputil"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -71,6 +74,38 @@ func TestTopOnATerminal(t *testing.T) {
 	interrupt()
 	if err := <-done; err != nil {
 		t.Errorf("interrupted: %v", err)
+	}
+}
+
+// TestTopInterruptedMeanwhile: it is no error either if the agent has yet to answer.
+func TestTopInterruptedMeanwhile(t *testing.T) {
+	dir := t.TempDir()
+	startAgent(t, filepath.Join(dir, "n1.sock"), "n1")
+	l, err := net.Listen("unix", filepath.Join(dir, "slow.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, interrupt := context.WithCancel(t.Context())
+	defer interrupt()
+	agent := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: "n1"})
+	agent.Transport = &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(dir, "n1.sock"))
+	}}
+	var asked atomic.Int32
+	slow := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/v1/status" && asked.Add(1) == 2 {
+			interrupt()
+			<-r.Context().Done()
+			return
+		}
+		agent.ServeHTTP(w, r)
+	})}
+	go func() { _ = slow.Serve(l) }()
+	defer func() { _ = slow.Close() }()
+	f := topFlags{agentFlags{output: tableOutput}, minTopInterval, 5}
+	err = f.run(ctx, agents{clients: []*api.Client{api.Dial(filepath.Join(dir, "slow.sock"))}}, io.Discard)
+	if err != nil || asked.Load() != 2 {
+		t.Errorf("asked %d times, error %v", asked.Load(), err)
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"heddle.dev/heddle/internal/bench/benchtest"
 	"heddle.dev/heddle/internal/bench/histogram"
 	"heddle.dev/heddle/internal/bench/loadgen"
+	"heddle.dev/heddle/internal/testutil"
 )
 
 func TestParseApps(t *testing.T) {
@@ -69,14 +70,16 @@ func left(t *testing.T) (left []string) {
 func TestRunPaper(t *testing.T) {
 	before := left(t)
 	free, fixed := memcachedApp("memcached", "free", 0), memcachedApp("memcached-rate", "fixed", 10_000)
-	free.warmUp, fixed.warmUp = 100*time.Millisecond, 100*time.Millisecond
+	free.warmUp, fixed.warmUp = 100*time.Millisecond, 50*time.Millisecond
 	o := options(t, free, fixed, kafkaApp(1))
 	var said []string
 	o.Step = func(what string, _, _ int, _ time.Duration) { said = append(said, what) }
 	result, err := Run(t.Context(), benchtest.LoopPlace{}, o)
-	if err != nil {
-		t.Fatal(err)
+	for ; errors.Is(err, errBusy) && o.Duration < time.Minute; result, err = Run(t.Context(), benchtest.LoopPlace{}, o) {
+		t.Logf("again for longer: %v", err)
+		said, o.Duration = nil, 4*o.Duration
 	}
+	testutil.NoError(t, err)
 	if left := left(t); !reflect.DeepEqual(left, before) {
 		t.Errorf("left behind: %v, before %v", left, before)
 	}
@@ -99,8 +102,10 @@ func TestRunPaper(t *testing.T) {
 			}
 		}
 	}
-	// A slow machine may not keep the rate, but nothing exceeds it.
-	if rate, _ := result.Apps[1].Median(bench.Host, MetricRate); rate > 1100 {
+	// A slow machine may not keep the rate, or makes up in the window for what it did not do before;
+	// but nothing exceeds it.
+	whole := (fixed.warmUp + o.Duration).Seconds()
+	if rate, _ := result.Apps[1].Median(bench.Host, MetricRate); rate*o.Duration.Seconds() > 1000*whole+1 {
 		t.Errorf("%.0f operations/s at a rate of 1,000", rate)
 	}
 	if e := result.Apps[2]; !strings.Contains(e.Skipped, "make kafka") && !strings.Contains(e.Skipped, "java") {

@@ -1,6 +1,7 @@
 package paper
 
 import (
+	"errors"
 	"fmt"
 	"time"
 
@@ -40,6 +41,9 @@ type cpuWindow struct {
 	server, client float64 // seconds
 }
 
+// errBusy is why a measurement is none. A longer window may be.
+var errBusy = errors.New("the machine is too busy")
+
 // windowOf adds up the readings of a window. The parts of an interval that are outside count by
 // their length.
 func windowOf(readings []cpuReading, begin time.Time, length time.Duration) (w cpuWindow, err error) {
@@ -63,7 +67,7 @@ func windowOf(readings []cpuReading, begin time.Time, length time.Duration) (w c
 		w.client += share * max(b.client-a.client, 0).Seconds()
 	}
 	if w.wall < length.Seconds()/2 {
-		return w, fmt.Errorf("%.1f s of %s were watched: the machine is too busy", w.wall, length)
+		return w, fmt.Errorf("%.1f s of %s were watched: %w", w.wall, length, errBusy)
 	}
 	return w, nil
 }

@@ -328,6 +328,7 @@ conformance: need-root build conformance-packages
 # test/summary says once a minute how far it is, and what is left by the record of an earlier run (test/summary/record).
 # A program with the race detector sleeps for a second before it ends, and many tests run themselves as other programs:
 # 20 ms are enough for reports of the last moment.
+# The time after which go test kills a package counts from before it waits for the lock, that is for another package.
 RETRY  := --rerun-fails=1 --rerun-fails-max-failures=10
 THEMES := attack lifecycle paths engines policy sockets stacks programs underlays underlay6 bench
 PARTS  := lab unit suites
@@ -361,7 +362,7 @@ $(THEMES:%=part-%):
 	$(call SCENARIOS,$(@:part-%=%),./test/$(@:part-%=%))
 part-unit:
 	HEDDLE_BIN=$(CURDIR)/$(BIN) GORACE=atexit_sleep_ms=20 CGO_ENABLED=1 $(GO) tool gotestsum --format pkgname-and-test-fails --hide-summary=output --jsonfile $(OUT)/unit.json $(RETRY) \
-		--packages ". ./clib/... ./internal/... ./cmd/..." -- -race -vet=off -p 2 -exec "flock -o $(CURDIR)/$(OUT)/unit.lock" -timeout 20m '-run=$(RUN)'
+		--packages ". ./clib/... ./internal/... ./cmd/..." -- -race -vet=off -p 2 -exec "flock -o $(CURDIR)/$(OUT)/unit.lock" -timeout 40m '-run=$(RUN)'
 part-suites:
 	HEDDLE_BIN=$(CURDIR)/$(BIN) $(GO) tool gotestsum --format testname --hide-summary=output --jsonfile $(OUT)/suites.json $(RETRY) \
 		--packages "./test/conformance ./test/k8s ./test/pages ./test/summary" -- -count=1 -vet=off -p 1 -timeout 20m '-run=$(RUN)'

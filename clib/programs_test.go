@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// waitTimeout is for one program; under load a test is slow.
-const waitTimeout = 2 * time.Minute
+// waitTimeout is for one program; under load a test is slow. It is a guard against hangs alone.
+const waitTimeout = 10 * time.Minute
 
 // place is a mount and network namespace with a /dev of its own, in which programs find the library
 // and the router's socket.

@@ -24,7 +24,7 @@ import (
 const Ready = "ready"
 
 // slack is how much longer than its measured phase a client may take before it gives up.
-const slack = 15 * time.Second
+const slack = 55 * time.Second
 
 // Streams are the standard streams of a command.
 type Streams struct {

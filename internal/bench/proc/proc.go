@@ -26,7 +26,7 @@ func Run(ctx context.Context, name string, args ...string) error {
 const (
 	ReadyTimeout = 15 * time.Second // from starting a server to its ready line
 	stopTimeout  = 5 * time.Second  // from the end of a server's input to its exit
-	ClientSlack  = 20 * time.Second // what a client may take beyond its measured phase
+	ClientSlack  = 60 * time.Second // what a client may take beyond its measured phase
 	outputLimit  = 4 << 20          // bytes kept of a client's standard output
 	TailLimit    = 2 << 10          // bytes kept of what is shown when something fails
 )

@@ -45,7 +45,7 @@ func newBenchCmd() *cobra.Command {
 		root.AddCommand(benchmarkCmd(b, b.Name))
 	}
 	root.AddCommand(newBenchSummaryCmd(all), &cobra.Command{
-		Use:                "peer", // the load generator
+		Use:                "loadgen",
 		Hidden:             true,
 		DisableFlagParsing: true,
 		SilenceUsage:       true,

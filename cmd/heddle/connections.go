@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/model"
@@ -29,7 +30,7 @@ type connectionFlags struct {
 	agentFlags
 	container string
 	filter    api.ConnectionFilter
-	listen    bool
+	listening bool
 	states    []string
 }
 
@@ -42,7 +43,7 @@ func newConnectionsCmd() *cobra.Command {
 kernel has, the path taken, why it was not the direct one, and the bytes carried.
 
 With --container: what ss -tn would show in that container if its sockets were in its own namespace; with
---listen, what ss -tln would. Sockets that are only bound and connections in TIME_WAIT are not listed.
+--listening, what ss -tln would, with --all what ss -tan. Sockets that are only bound and connections in TIME_WAIT are not listed.
 With --output json: a list of connections.`,
 		Args:         cobra.NoArgs,
 		SilenceUsage: true,
@@ -62,12 +63,23 @@ With --output json: a list of connections.`,
 	}
 	f.registerReading(cmd)
 	flags := cmd.Flags()
-	flags.StringVar(&f.container, "container", "", "only those of this container: its endpoint's name, address or id; shown as the container would see them")
+	flags.StringVar(&f.container, "container", "", onlyContainer+"; shown as the container would see them")
 	flags.StringVar(&f.filter.Endpoint, "endpoint", "", "only those of the endpoint of this name")
-	flags.BoolVar(&f.filter.Listeners, "listeners", false, "list listening sockets, too")
-	flags.BoolVarP(&f.listen, "listen", "l", false, "list listening sockets only")
+	flags.BoolVarP(&f.filter.Listeners, "all", "a", false, "list listening sockets beside connections")
+	flags.BoolVarP(&f.listening, "listening", "l", false, "list listening sockets alone")
+	flags.BoolVar(&f.filter.Listeners, "listeners", false, "")
+	flags.BoolVar(&f.listening, "listen", false, "")
+	deprecate(flags, "listeners", "all")
+	deprecate(flags, "listen", "listening")
 	flags.StringSliceVar(&f.states, "state", nil, "only those in these states: established, close-wait, ...")
 	return cmd
+}
+
+// deprecate hides a flag's old name, which is there for one release, and has it say the new one.
+func deprecate(flags *pflag.FlagSet, old, now string) {
+	if err := flags.MarkDeprecated(old, "use --"+now); err != nil {
+		panic(err)
+	}
 }
 
 // list asks for the connections that the flags mean.
@@ -87,10 +99,10 @@ func (f connectionFlags) list(ctx context.Context, from agents) ([]nodeConnectio
 		}
 		from.clients, filter.Endpoint = []*api.Client{c.agent}, c.endpoint.Name
 	}
-	filter.Listeners = filter.Listeners || f.listen || states["LISTEN"]
+	filter.Listeners = filter.Listeners || f.listening || states["LISTEN"]
 	list, err := askConnections(ctx, from, filter)
 	return slices.DeleteFunc(list, func(c nodeConnection) bool {
-		return len(states) > 0 && !states[c.State] || f.listen && c.Path != model.PathListen
+		return len(states) > 0 && !states[c.State] || f.listening && c.Path != model.PathListen
 	}), err
 }
 
@@ -117,6 +129,9 @@ type container struct {
 	agent    *api.Client
 	endpoint model.Endpoint
 }
+
+// onlyContainer is the usage of the flags whose value findContainer takes.
+const onlyContainer = "only those of this container: its endpoint's name, address or id"
 
 // findContainer finds the endpoint that what names: by its name, one of its addresses, or its id.
 func findContainer(ctx context.Context, from agents, what string) (container, error) {

@@ -58,12 +58,12 @@ func newEndpointAddCmd() *cobra.Command {
 	}
 	f.register(cmd)
 	cmd.Flags().StringVar(&req.NetnsPath, "netns", "", "path of the container's network namespace (required)")
-	cmd.Flags().BoolVar(&req.Intercepted, "intercepted", true, "its containers' TCP sockets are made in the node's namespace")
-	cmd.Flags().BoolVar(&req.Verbs.Wanted, "verbs", false, "its containers with the annotation io.heddle.verbs=true have an RDMA device")
-	cmd.Flags().Uint32Var(&req.Verbs.SpinMicros, "verbs-spin-us", 0, "microseconds for which their programs may look for work before they sleep")
+	cmd.Flags().BoolVar(&req.Intercepted, "intercepted", true, "the endpoint's containers' TCP sockets are made in the node's namespace")
+	cmd.Flags().BoolVar(&req.Verbs.Wanted, "verbs", false, "the endpoint's containers with the annotation io.heddle.verbs=true have an RDMA device")
+	cmd.Flags().Uint32Var(&req.Verbs.SpinMicros, "verbs-spin-us", 0, "microseconds for which programs with the RDMA device may look for work before they sleep")
 	cmd.Flags().StringArrayVar(&labels, "label", nil, "label KEY=VALUE, for policy; may be given several times")
 	cmd.Flags().StringVar(&addr, "addr", "", "overlay address (default: a free one)")
-	cmd.Flags().StringArrayVarP(&ports, "publish", "p", nil, "port of the node that leads to it: [IP:]HOSTPORT:PORT[/tcp|/udp]; may be given several times")
+	cmd.Flags().StringArrayVarP(&ports, "publish", "p", nil, "port of the node that leads to the endpoint: [IP:]HOSTPORT:PORT[/tcp|/udp]; may be given several times")
 	return cmd
 }
 
@@ -147,9 +147,9 @@ func newEndpointVerbsCmd() *cobra.Command {
 		},
 	}
 	f.register(cmd)
-	cmd.Flags().Uint32Var(&v.SpinMicros, "spin-us", 0, "microseconds for which their programs may look for work before they sleep")
-	cmd.Flags().BoolVar(&off, "off", false, "take it away")
-	cmd.Flags().BoolVar(&v.Outside, "outside", false, "its programs may have peers without Heddle, by the node's card (heddled --rdma-outside); as it was, if this is not given")
+	cmd.Flags().Uint32Var(&v.SpinMicros, "spin-us", 0, "microseconds for which programs with the RDMA device may look for work before they sleep")
+	cmd.Flags().BoolVar(&off, "off", false, "take the RDMA device away")
+	cmd.Flags().BoolVar(&v.Outside, "outside", false, "the endpoint's programs may have RDMA peers without Heddle, by the node's card (heddled --rdma-outside); as it was, if this is not given")
 	cmd.MarkFlagsMutuallyExclusive("off", "spin-us")
 	cmd.MarkFlagsMutuallyExclusive("off", "outside")
 	return cmd

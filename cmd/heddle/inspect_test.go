@@ -138,6 +138,8 @@ func (a inspectedAgent) Connections(_ context.Context, f api.ConnectionFilter) (
 	return list, nil
 }
 
+func (a inspectedAgent) RDMA(context.Context) (api.RDMA, error) { return inspectRDMA()[0].RDMA, nil }
+
 func (a inspectedAgent) Stacks(context.Context) (api.Stacks, error) { return api.Stacks{}, nil }
 
 func (a inspectedAgent) Traffic(context.Context) ([]model.Traffic, error) {
@@ -269,7 +271,7 @@ func TestInspectOneAgent(t *testing.T) {
 	if lines := strings.Split(out, "\n"); err != nil || len(lines) < 3 || !strings.HasPrefix(lines[1], "n1/c1 ") {
 		t.Errorf("endpoints, sorted by name: %s (%v)", out, err)
 	}
-	out, err = runInspect(t, newConnectionsCmd(), "--api", socket, "-o", "json", "--listeners", "--endpoint", "n1/c1")
+	out, err = runInspect(t, newConnectionsCmd(), "--api", socket, "-o", "json", "--all", "--endpoint", "n1/c1")
 	var conns []map[string]any
 	if jerr := json.Unmarshal([]byte(out), &conns); err != nil || jerr != nil || len(conns) != 3 {
 		t.Fatalf("connections as JSON: %s (%v, %v)", out, err, jerr)
@@ -285,9 +287,16 @@ func TestInspectOneAgent(t *testing.T) {
 			t.Errorf("connections of %s: %s (%v)", who, out, err)
 		}
 	}
-	out, err = runInspect(t, newConnectionsCmd(), "--api", socket, "--container", "n1/c1", "--listen")
+	out, err = runInspect(t, newConnectionsCmd(), "--api", socket, "--container", "n1/c1", "--listening")
 	if lines := strings.Split(strings.TrimSpace(out), "\n"); err != nil || len(lines) != 2 || !strings.HasPrefix(lines[1], "LISTEN ") {
 		t.Errorf("listeners of n1/c1: %s (%v)", out, err)
+	}
+	for old, now := range map[string]string{"--listeners": "--all", "--listen": "--listening"} {
+		before, err := runInspect(t, newConnectionsCmd(), "--api", socket, old)
+		want, err2 := runInspect(t, newConnectionsCmd(), "--api", socket, now)
+		if err != nil || err2 != nil || !strings.Contains(before, "use "+now) || !strings.HasSuffix(before, want) {
+			t.Errorf("connections %s: (%v) %s\nconnections %s: (%v) %s", old, err, before, now, err2, want)
+		}
 	}
 	for _, args := range [][]string{{"--state", "sleeping"}, {"--container", "n1/c1", "--endpoint", "n1/c1"}} {
 		if out, err = runInspect(t, newConnectionsCmd(), append(args, "--api", socket)...); err == nil {
@@ -310,6 +319,21 @@ func TestInspectOneAgent(t *testing.T) {
 		if out, err = runInspect(t, newStatusCmd(), args...); err == nil {
 			t.Errorf("status %v: no error: %s", args, out)
 		}
+	}
+}
+
+// TestRDMAOfOneContainer: a container is named as for the connections.
+func TestRDMAOfOneContainer(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "api.sock")
+	startAgent(t, socket, "n1")
+	for _, who := range []string{"n1/c1", "10.244.1.2", "1"} {
+		out, err := runInspect(t, newRDMACmd(), "--api", socket, "--container", who)
+		if err != nil || !strings.Contains(out, "n1/c1 ") || strings.Contains(out, "n1/c2 ") {
+			t.Errorf("RDMA of %s: %s (%v)", who, out, err)
+		}
+	}
+	if out, err := runInspect(t, newRDMACmd(), "--api", socket, "--container", "n1/c9"); !errors.Is(err, api.ErrNotFound) {
+		t.Errorf("RDMA of a container that is not there: %v: %s", err, out)
 	}
 }
 

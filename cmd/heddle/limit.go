@@ -58,16 +58,16 @@ func quotaFlag(name, usage string, field func(*model.VerbsLimits) *uint32) limit
 
 var limitFlags = []limitFlag{
 	rateFlag("egress", "cap of all that the endpoint sends", func(l *model.Limits) *model.Rate { return &l.Egress }),
-	rateFlag("ingress", "cap of all that it receives", func(l *model.Limits) *model.Rate { return &l.Ingress }),
-	rateFlag("connection-egress", "cap of what each of its TCP connections sends", func(l *model.Limits) *model.Rate { return &l.ConnectionEgress }),
-	rateFlag("connection-ingress", "cap of what each of them receives", func(l *model.Limits) *model.Rate { return &l.ConnectionIngress }),
-	{"priority", `class of what it sends: high, normal or low; "none" leaves it to its programs`, setPriority},
-	quotaFlag("verbs-qps", "queue pairs of its RDMA device", func(v *model.VerbsLimits) *uint32 { return &v.QPs }),
-	quotaFlag("verbs-cqs", "completion queues of it", func(v *model.VerbsLimits) *uint32 { return &v.CQs }),
-	quotaFlag("verbs-mrs", "memory regions of it", func(v *model.VerbsLimits) *uint32 { return &v.MRs }),
-	quotaFlag("verbs-memory", "MiB of memory that its queues share with the router", func(v *model.VerbsLimits) *uint32 { return &v.MemoryMiB }),
-	quotaFlag("verbs-messages", "send requests a second, all queue pairs together", func(v *model.VerbsLimits) *uint32 { return &v.Messages }),
-	{"dscp", `differentiated services code point of what it sends, 0 to 63; "none" leaves it to its programs`, setDSCP},
+	rateFlag("ingress", "cap of all that the endpoint receives", func(l *model.Limits) *model.Rate { return &l.Ingress }),
+	rateFlag("connection-egress", "cap of what each TCP connection of the endpoint sends", func(l *model.Limits) *model.Rate { return &l.ConnectionEgress }),
+	rateFlag("connection-ingress", "cap of what each TCP connection of the endpoint receives", func(l *model.Limits) *model.Rate { return &l.ConnectionIngress }),
+	{"priority", `class of what the endpoint sends: high, normal or low; "none" leaves it to its programs`, setPriority},
+	quotaFlag("verbs-qps", "queue pairs of the endpoint's RDMA device", func(v *model.VerbsLimits) *uint32 { return &v.QPs }),
+	quotaFlag("verbs-cqs", "completion queues of the endpoint's RDMA device", func(v *model.VerbsLimits) *uint32 { return &v.CQs }),
+	quotaFlag("verbs-mrs", "memory regions of the endpoint's RDMA device", func(v *model.VerbsLimits) *uint32 { return &v.MRs }),
+	quotaFlag("verbs-memory", "MiB that queues of the endpoint's RDMA device share with the router", func(v *model.VerbsLimits) *uint32 { return &v.MemoryMiB }),
+	quotaFlag("verbs-messages", "send requests a second of the endpoint's RDMA device, all queue pairs together", func(v *model.VerbsLimits) *uint32 { return &v.Messages }),
+	{"dscp", `differentiated services code point of what the endpoint sends, 0 to 63; "none" leaves it to its programs`, setDSCP},
 }
 
 func setPriority(l *model.Limits, value string) error {

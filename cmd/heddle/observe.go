@@ -47,13 +47,13 @@ func (f *filterFlags) register(flags *pflag.FlagSet) {
 		name, usage string
 	}{
 		{&f.from, "from", "who opened the connection: an endpoint's name (* and ? stand for any characters), an address, or a prefix"},
-		{&f.to, "to", "to whom: the same"},
+		{&f.to, "to", "whom the connection is to: an endpoint's name (* and ? stand for any characters), an address, or a prefix"},
 		{&f.labels, "label", "label of either end: KEY=VALUE, or KEY"},
 		{&f.ports, "port", "destination port: 80, or 8000-8999"},
-		{&f.events, "event", "open, fallback, end, fail, deny, cut"},
-		{&f.verdicts, "verdict", "allowed, denied, cut, failed"},
-		{&f.paths, "path", "direct, local, loopback, overlay, node, outside, stack"},
-		{&f.reasons, "reason", "name of a reason; * and ? stand for any characters: fallback_*"},
+		{&f.events, "event", "what happened: open, fallback, end, fail, deny, cut"},
+		{&f.verdicts, "verdict", "what became of it: allowed, denied, cut, failed"},
+		{&f.paths, "path", "path it took: direct, local, loopback, overlay, node, outside, stack"},
+		{&f.reasons, "reason", "why: name of a reason; * and ? stand for any characters: fallback_*"},
 	} {
 		flags.StringArrayVar(l.to, l.name, nil, l.usage)
 	}

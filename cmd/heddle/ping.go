@@ -52,8 +52,8 @@ by them. It ends after --count, or when it is interrupted. It exits with 1 if no
 		},
 	}
 	f.register(cmd)
-	cmd.Flags().IntVarP(&f.count, "count", "c", 5, "how many connections")
-	cmd.Flags().DurationVarP(&f.interval, "interval", "i", time.Second, "from the beginning of one to that of the next")
+	cmd.Flags().IntVarP(&f.count, "count", "c", 5, "how many connections to try")
+	cmd.Flags().DurationVarP(&f.interval, "interval", "i", time.Second, "time from the beginning of one connection to that of the next")
 	return cmd
 }
 

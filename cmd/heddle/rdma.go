@@ -23,8 +23,8 @@ type nodeRDMA struct {
 
 func newRDMACmd() *cobra.Command {
 	var (
-		f         agentFlags
-		container string
+		f  agentFlags
+		of string
 	)
 	cmd := &cobra.Command{
 		Use:   "rdma",
@@ -40,19 +40,27 @@ a list with a member for each node.`,
 			if err != nil {
 				return err
 			}
+			endpoint := ""
+			if of != "" {
+				c, err := findContainer(cmd.Context(), from, of)
+				if err != nil {
+					return err
+				}
+				from.clients, endpoint = []*api.Client{c.agent}, c.endpoint.Name
+			}
 			list, err := ask(cmd.Context(), from, func(ctx context.Context, c *api.Client) (nodeRDMA, error) {
 				st, err := c.Status(ctx)
 				if err != nil {
 					return nodeRDMA{}, err
 				}
 				state, err := c.RDMA(ctx)
-				return nodeRDMA{st.Node.Name, state.Of(container)}, err
+				return nodeRDMA{st.Node.Name, state.Of(endpoint)}, err
 			})
 			return printAnswers(cmd, f.output, list, err, printRDMA)
 		},
 	}
 	f.registerReading(cmd)
-	cmd.Flags().StringVar(&container, "container", "", "only those of the endpoint of this name")
+	cmd.Flags().StringVar(&of, "container", "", onlyContainer)
 	return cmd
 }
 

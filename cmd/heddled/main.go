@@ -143,9 +143,9 @@ func (f *flags) register(cmd *cobra.Command) {
 	p.StringVar(&f.cfg.JoinFile, "join-file", "", "join the network whose first node made this file (its STATE-DIR/join.pem)")
 	p.StringVar(&f.store, "store", node.EmbeddedStore, "'embedded' on the first node, or etcd addresses: https://ADDRESS:2379[,...]; with --join-file it is that network's")
 	p.StringVar(&f.cfg.StoreFiles.CA, "store-ca", "", "PEM file of who signed the certificate of an etcd of your own (default: the machine's authorities)")
-	p.StringVar(&f.cfg.StoreFiles.Cert, "store-cert", "", "PEM file of the certificate that this etcd asks of its clients")
+	p.StringVar(&f.cfg.StoreFiles.Cert, "store-cert", "", "PEM file of the certificate that an etcd of your own asks of its clients")
 	p.StringVar(&f.cfg.StoreFiles.Key, "store-key", "", "PEM file of the key of --store-cert")
-	p.StringVar(&f.cfg.StoreUser, "store-user", "", "user of this etcd")
+	p.StringVar(&f.cfg.StoreUser, "store-user", "", "user of an etcd of your own")
 	p.StringVar(&f.cfg.StorePasswordFile, "store-password-file", "", "file with the password of --store-user")
 	p.StringVar(&f.cfg.StoreDir, "store-dir", "", "data of the embedded etcd (default STATE-DIR/etcd)")
 	p.Uint16Var(&f.cfg.StorePort, "store-port", 2379, "port of the embedded etcd, on the underlay address")
@@ -158,20 +158,20 @@ func (f *flags) register(cmd *cobra.Command) {
 	p.DurationVar(&f.cfg.Firewall, "overlay-firewall", 0, "have connections between containers go by the nodes' forward chains, where your own rules are, but for those to which a like one has passed in this time, such as 10s; 0: none does (docs/howto/firewall.md)")
 	p.StringVar((*string)(&f.cfg.FirewallLive), "overlay-firewall-live", string(model.FirewallLiveEnd), "live connections that went past the forward chains, when these forbid them: 'end' them, or 'keep' them and name them in the status (docs/howto/firewall.md)")
 	p.StringVar((*string)(&f.cfg.Packets), "packets", string(model.PacketsAuto), "packets between containers, of what sockets of the node do not carry: 'redirect' past the node's stack and its FORWARD rules, 'route' through them, or 'auto': redirect unless there are such rules (docs/howto/packets.md)")
-	p.StringVar((*string)(&f.cfg.Tunnel), "tunnel", string(model.TunnelAlways), "those that are redirected to other nodes: 'always' in VXLAN, or 'auto': as they are to nodes that share this one's network and take them so, else in VXLAN (docs/howto/packets.md)")
+	p.StringVar((*string)(&f.cfg.Tunnel), "tunnel", string(model.TunnelAlways), "how packets that are redirected (--packets) travel to other nodes: 'always' in VXLAN, or 'auto': as they are to nodes that share this one's network and take them so, else in VXLAN (docs/howto/packets.md)")
 	p.StringVar(&f.stackModules, "stack-modules", module.DefaultOwnModules, "the folder with stack modules of your own, which profiles call module/NAME (docs/howto/own-stacks.md)")
 	p.DurationVar(&f.stackDrain, "stack-drain", 0, "end a stack module of an earlier build than the one installed after this long, with the connections that live by it; 0: when none does (docs/howto/stacks.md)")
-	p.StringVar(&f.rdmaDevice, "rdma-device", "", "RDMA card that queue pairs of containers go by between nodes, as ibv_devices names it (docs/howto/rdma.md)")
-	p.StringSliceVar(&f.rdmaOutside, "rdma-outside", nil, "addresses (prefixes) of peers without Heddle that containers reach by the card, if `heddle endpoints verbs --outside` lets them")
+	p.StringVar(&f.rdmaDevice, "rdma-device", "", "RDMA card that queue pairs of containers go by between nodes, as ibv_devices names it (docs/howto/rdma-card.md)")
+	p.StringSliceVar(&f.rdmaOutside, "rdma-outside", nil, "addresses of peers without Heddle, as `prefixes`, that containers reach by the RDMA card, if 'heddle endpoints verbs --outside' lets them (docs/howto/rdma-card.md)")
 	for _, q := range []struct {
 		to          *uint32
 		name, usage string
 	}{
-		{&f.verbs.QPs, "verbs-qps", "how many queue pairs a container's endpoint may have"},
-		{&f.verbs.CQs, "verbs-cqs", "how many completion queues"},
-		{&f.verbs.MRs, "verbs-mrs", "how many memory regions"},
-		{&f.verbs.MemoryMiB, "verbs-memory", "how many MiB its queues may share with the router"},
-		{&f.verbs.Messages, "verbs-messages", "how many send requests a second"},
+		{&f.verbs.QPs, "verbs-qps", "how many queue pairs a container's RDMA device may have"},
+		{&f.verbs.CQs, "verbs-cqs", "how many completion queues a container's RDMA device may have"},
+		{&f.verbs.MRs, "verbs-mrs", "how many memory regions a container's RDMA device may have"},
+		{&f.verbs.MemoryMiB, "verbs-memory", "how many MiB the queues of a container's RDMA device may share with the router"},
+		{&f.verbs.Messages, "verbs-messages", "how many send requests a container's RDMA device may take a second"},
 	} {
 		p.Uint32Var(q.to, q.name, 0, q.usage+" (default the router's own: docs/howto/rdma.md)")
 	}

@@ -35,7 +35,7 @@ func Command(verb string, args ...string) error {
 // Dump prints what the nodes know, their sockets and maps, and their agents' logs, for a run that
 // failed.
 func Dump(w io.Writer) {
-	for _, args := range [][]string{{"status"}, {"endpoints"}, {"connections", "--listeners"}} {
+	for _, args := range [][]string{{"status"}, {"endpoints"}, {"connections", "--all"}} {
 		out, _ := exec.Command(Bin, append(args, "--lab", Name)...).CombinedOutput()
 		fmt.Fprintf(w, "--- heddle %s\n%s\n", strings.Join(args, " "), out)
 	}

@@ -299,7 +299,7 @@ func (m *machine) opensDevice() (wait func() (string, error)) {
 	m.t.Helper()
 	wait = m.background("heddle-runtime exec b ibv_rc_pingpong -g 0 </dev/null >/run/pingpong.out 2>&1; cat /run/pingpong.out")
 	testutil.Eventually(m.t, "ibv_rc_pingpong to listen", func() (bool, string) {
-		said, _ := m.try("heddle connections --listeners; cat /run/pingpong.out")
+		said, _ := m.try("heddle connections --all; cat /run/pingpong.out")
 		return strings.Contains(said, ":18515"), said
 	})
 	return wait

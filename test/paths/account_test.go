@@ -189,7 +189,7 @@ sys.stdin.read()
 	p := lab.Start(t, "heddle", "n1/c2", "python3", "-c", script)
 	p.WaitFor("up")
 	addr := lab.Address(t, "heddle", "n1/c2")
-	list := strings.Fields(lab.Heddle(t, "connections", "--container", addr, "--listen"))
+	list := strings.Fields(lab.Heddle(t, "connections", "--container", addr, "--listening"))
 	got := strings.Join(list, " ")
 	for _, want := range []string{"LISTEN 0 7 0.0.0.0:23430 0.0.0.0:* listen", "LISTEN 0 7 [::]:23431 [::]:* listen",
 		"LISTEN 1 7 127.0.0.1:23432 0.0.0.0:* listen", "LISTEN 0 7 [::1]:23433 [::]:* listen"} {

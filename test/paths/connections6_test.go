@@ -45,7 +45,7 @@ func TestConnectionsIPv6(t *testing.T) {
 	p := lab.Start(t, "heddle", container, "python3", "-c", connections6, own.String(), fmt.Sprint(first))
 	p.WaitFor("up")
 	got := map[[2]netip.AddrPort]lab.ListedConnection{}
-	list := lab.Connections(t, container, "--listeners")
+	list := lab.Connections(t, container, "--all")
 	for _, c := range list {
 		got[[2]netip.AddrPort{c.Local, c.Remote}] = c
 	}
@@ -87,7 +87,7 @@ func TestConnectionsIPv6(t *testing.T) {
 	if t.Failed() {
 		t.Logf("%+v", list)
 	}
-	inside := strings.Join(strings.Fields(lab.Heddle(t, "connections", "--container", container, "--listen")), " ")
+	inside := strings.Join(strings.Fields(lab.Heddle(t, "connections", "--container", container, "--listening")), " ")
 	for _, want := range []string{"[::]:23440 [::]:*", "[::]:23441 [::]:*", fmt.Sprintf("[%s]:23442 [::]:*", own), "[::1]:23443 [::]:*"} {
 		if !strings.Contains(inside, "LISTEN 0 7 "+want+" listen") {
 			t.Errorf("no listener %q in\n%s", want, inside)

@@ -106,7 +106,7 @@ const (
 func (l verbsLab) awaitListener(port int) {
 	l.Helper()
 	testutil.Eventually(l, fmt.Sprintf("n1/c1 to listen at port %d", port), func() (bool, string) {
-		out, err := l.heddle(l.Context(), "connections", "--node", "n1", "--listeners", "--output", "json").Output()
+		out, err := l.heddle(l.Context(), "connections", "--node", "n1", "--all", "--output", "json").Output()
 		var all []struct{ Endpoint, State, Local string }
 		if err = errors.Join(err, json.Unmarshal(out, &all)); err != nil {
 			return false, err.Error()

@@ -107,8 +107,8 @@ func TestSocketPool(t *testing.T) {
 	}
 	var status []struct {
 		Interception struct {
-			Batches uint64 `json:"crates"`
-			Sockets uint64 `json:"crated_sockets"`
+			Batches uint64 `json:"batches"`
+			Sockets uint64 `json:"batch_sockets"`
 		}
 	}
 	raw := lab.Heddle(t, "status", "--lab", l.name, "--node", "n1", "--output", "json")

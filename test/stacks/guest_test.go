@@ -205,7 +205,7 @@ const Memory model.Path = "memory"
 func (l guestLab) listens(port string) {
 	l.Helper()
 	testutil.EventuallyTrue(l, "listener at "+port, func() bool {
-		return strings.Contains(l.must("connections", "--listeners"), port+" ")
+		return strings.Contains(l.must("connections", "--all"), port+" ")
 	})
 }
 

@@ -17,13 +17,13 @@ import (
 	"heddle.dev/heddle/internal/bench/loadgen"
 )
 
-// The test binary stands in for the heddle program: `bench peer` is the real peer, and `lab` is a
-// lab whose every container is this machine's loopback.
+// The test binary stands in for the heddle program: `bench loadgen` is the real load generator, and
+// `lab` is a lab whose every container is this machine's loopback.
 func Main(m *testing.M) {
 	args := os.Args[1:]
 	var err error
 	switch {
-	case len(args) > 1 && args[0] == "bench" && args[1] == "peer":
+	case len(args) > 1 && args[0] == "bench" && args[1] == "loadgen":
 		err = loadgen.Main(context.Background(), args[2:], loadgen.Streams{In: os.Stdin, Out: os.Stdout, Err: os.Stderr})
 	case len(args) > 1 && args[0] == "lab":
 		err = fakeLab(args[1], args[2:])
@@ -65,7 +65,7 @@ func Program(t *testing.T) []string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return []string{self, "bench", "peer"}
+	return []string{self, "bench", "loadgen"}
 }
 
 // LoopPlace runs everything on this machine's loopback, through a prefix for each command.

@@ -53,7 +53,7 @@ one process. The lab goes when it is done, also on Ctrl-C; one that was up befor
 			if err != nil {
 				return r, err
 			}
-			o.Program = []string{s.Lab.Heddle, "bench", "peer"}
+			o.Program = []string{s.Lab.Heddle, "bench", "loadgen"}
 			r, err = Run(ctx, place, o)
 			r.Machine, r.Background = machine.Describe(), s.Background
 			return r, err

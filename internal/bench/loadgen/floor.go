@@ -27,7 +27,7 @@ func floor(ctx context.Context, s settings, streams Streams) (err error) {
 	if err != nil {
 		return fmt.Errorf("find own program: %w", err)
 	}
-	s.command = append([]string{self, "bench", "peer", "trapped", "--"}, s.command...)
+	s.command = append([]string{self, "bench", "loadgen", "trapped", "--"}, s.command...)
 	cmd, err := wrapped(ctx, s)
 	if err != nil {
 		return err

@@ -1,5 +1,5 @@
-// Package peer is the small program that both ends of a measurement run inside the places that are
-// measured: an echo server, the round-trip and connection clients, and two wrappers that make
+// Package loadgen is the small program that both ends of a measurement run inside the places that
+// are measured: an echo server, the round-trip and connection clients, and two wrappers that make
 // somebody else's program (iperf3) measurable and mortal, and loads for servers of others
 // (memcached, HTTP).
 //
@@ -11,12 +11,14 @@ package loadgen
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"net/netip"
 	"runtime/debug"
+	"slices"
+	"strings"
 	"time"
 )
 
@@ -88,18 +90,15 @@ var actions = map[string]action{
 	"quic-rr":     quicClient(quicTrips),
 }
 
-// Main runs one command: check, server, rr, crr, floor, trapped, fleet, meter, guard, watch, steps,
-// spin, copies, syscalls, memcache, http, datagrams, datagram-rr, flow, quic-server, quic or
-// quic-rr, each with its own flags.
+// Main runs one command of actions, each with its own flags.
 func Main(ctx context.Context, args []string, streams Streams) error {
 	if len(args) == 0 || actions[args[0]] == nil {
-		return errors.New("bench peer: want one of check, server, rr, crr, floor, trapped, fleet, meter, guard, watch, steps, spin, copies, syscalls, memcache, http, " +
-			"datagrams, datagram-rr, flow, quic-server, quic, quic-rr")
+		return fmt.Errorf("bench loadgen: want one of %s", strings.Join(slices.Sorted(maps.Keys(actions)), ", "))
 	}
 	// The loops allocate next to nothing, and a collection in one of them would be measured.
 	debug.SetGCPercent(-1)
 	var s settings
-	flags := flag.NewFlagSet("bench peer "+args[0], flag.ContinueOnError)
+	flags := flag.NewFlagSet("bench loadgen "+args[0], flag.ContinueOnError)
 	flags.SetOutput(streams.Err)
 	flags.StringVar(&s.listen, "listen", "0.0.0.0:0", "address the server listens on")
 	flags.StringVar(&s.to, "to", "", "address of the server")

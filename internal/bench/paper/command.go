@@ -36,7 +36,7 @@ mode in turn and several times over: throughput, latencies, processor time by us
 			f.IntVar(&o.Rounds, "rounds", 3, "rounds through all modes")
 			f.DeclareDuration(5*time.Second, "length of one measurement")
 			f.Float64Var(&o.Scale, "scale", 1, "multiplies the fixed rates")
-			f.StringVar(&o.Kafka, "kafka", "out/kafka", "folder with Kafka's jars (`make kafka`)")
+			f.StringVar(&o.Kafka, "kafka", "out/kafka", "folder with Kafka's jars: make kafka fetches them")
 			f.BoolVar(&merge, "merge", false, "keep what the file of --json has of other applications")
 		},
 		Check: func(s *session.Session) (err error) {

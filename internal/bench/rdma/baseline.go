@@ -58,7 +58,7 @@ func (r *runner) peers(ctx context.Context, said any, bytes int, command ...stri
 		return err
 	}
 	end := func(cpu int, more ...string) *exec.Cmd {
-		words := append([]string{"bench", "peer"}, command...)
+		words := append([]string{"bench", "loadgen"}, command...)
 		words = append(words, "-path", file, "-cpu", strconv.Itoa(cpu), "-lifetime", (r.Duration + proc.ClientSlack).String())
 		return exec.CommandContext(ctx, r.Lab.Heddle, append(words, more...)...)
 	}

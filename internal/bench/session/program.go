@@ -18,7 +18,7 @@ import (
 // remove takes the copy away again.
 func FindProgram(ctx context.Context, place bench.Place, program string) (words []string, remove func() error, err error) {
 	keep := func() error { return nil }
-	words = []string{program, "bench", "peer"}
+	words = []string{program, "bench", "loadgen"}
 	first := checkProgram(ctx, place, words)
 	if first == nil {
 		return words, keep, nil
@@ -30,7 +30,7 @@ func FindProgram(ctx context.Context, place bench.Place, program string) (words 
 			errs = append(errs, err)
 			continue
 		}
-		words := []string{path, "bench", "peer"}
+		words := []string{path, "bench", "loadgen"}
 		if err = checkProgram(ctx, place, words); err == nil {
 			return words, remove, nil
 		}

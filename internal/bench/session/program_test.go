@@ -15,7 +15,7 @@ func TestCopyProgram(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := exec.Command(path, "bench", "peer", "check").Run(); err != nil {
+	if err := exec.Command(path, "bench", "loadgen", "check").Run(); err != nil {
 		t.Errorf("run the copy: %v", err)
 	}
 	if err := remove(); err != nil {

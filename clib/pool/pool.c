@@ -67,7 +67,7 @@ typedef unsigned long u64; /* both architectures have 64 bits */
 #define LONG_USE    (2 * SECOND)
 /* Programs that may have fewer files open have no pool. */
 #define MIN_FILES   256
-/* Batchs are at the numbers below this, or below the limit of files if that is less. */
+/* Batches are at the numbers below this, or below the limit of files if that is less. */
 #define TOP_NUMBER  1024
 #define SLOTS       2 /* for each family: the second one while the first is filled again */
 

@@ -39,11 +39,12 @@ var (
 		"Trapped calls that could not be answered, by cause.", []string{"cause"}, nil)
 	premadeDesc = prometheus.NewDesc("heddle_intercept_premade_total",
 		"Answers by whether a socket made ahead of need was there.", []string{"result"}, nil)
-	batchesDesc = prometheus.NewDesc("heddle_intercept_crates_total",
-		"Trapped calls answered with a batch of sockets.", nil, nil)
-	batchSocketsDesc = prometheus.NewDesc("heddle_intercept_crated_sockets_total",
-		"Sockets given in batches.", nil, nil)
-	unguardedDesc = prometheus.NewDesc("heddle_intercept_unguarded",
+	batchesDesc      = prometheus.NewDesc("heddle_intercept_batches_total", "Trapped calls answered with a batch of sockets.", nil, nil)
+	batchSocketsDesc = prometheus.NewDesc("heddle_intercept_batch_sockets_total", "Sockets given in batches.", nil, nil)
+	// The names of these two before, for one release.
+	oldBatchesDesc      = prometheus.NewDesc("heddle_intercept_crates_total", "Old name of heddle_intercept_batches_total.", nil, nil)
+	oldBatchSocketsDesc = prometheus.NewDesc("heddle_intercept_crated_sockets_total", "Old name of heddle_intercept_batch_sockets_total.", nil, nil)
+	unguardedDesc       = prometheus.NewDesc("heddle_intercept_unguarded",
 		"Processes that hold sockets of an endpoint and whose ioctls act on the node.", nil, nil)
 	featureDesc = prometheus.NewDesc("heddle_feature",
 		"1 if the probed kernel feature or setting is there, 0 if not.", []string{"feature"}, nil)
@@ -147,7 +148,7 @@ var (
 
 var descs = []*prometheus.Desc{
 	reasonDesc, endpointsDesc, peersDesc, peersAwayDesc, directDesc, probesDesc, storeDesc, revisionDesc, listenersDesc, readersDesc, answeredDesc, continuedDesc, ioctlsDesc,
-	failedDesc, premadeDesc, batchesDesc, batchSocketsDesc, unguardedDesc, featureDesc, infoDesc, startedDesc, faultsDesc, encryptedPeersDesc, encryptedBytesDesc, encryptionKeyDesc,
+	failedDesc, premadeDesc, batchesDesc, batchSocketsDesc, oldBatchesDesc, oldBatchSocketsDesc, unguardedDesc, featureDesc, infoDesc, startedDesc, faultsDesc, encryptedPeersDesc, encryptedBytesDesc, encryptionKeyDesc,
 	policiesDesc, policyRulesDesc, policyHealthyDesc, policyRevisionDesc, policyUpdateDesc, policyPairsDesc, policyCutDesc,
 	flowsDesc, flowsKeptDesc, flowFollowersDesc, flowsUnreadDesc, exportedDesc, exportLostDesc,
 	socketLimitDesc, portLimitDesc, capDesc, capBytesDesc, capDroppedDesc, capBacklogDesc,
@@ -274,6 +275,8 @@ func collectInterception(in Interception, gauge func(*prometheus.Desc, float64, 
 	counter(premadeDesc, in.PremadeMisses, "miss")
 	counter(batchesDesc, in.Batches)
 	counter(batchSocketsDesc, in.BatchSockets)
+	counter(oldBatchesDesc, in.Batches)
+	counter(oldBatchSocketsDesc, in.BatchSockets)
 	gauge(unguardedDesc, float64(len(in.Unguarded)))
 	gauge(socketLimitDesc, float64(in.EndpointSockets))
 	gauge(portLimitDesc, float64(in.EndpointPorts))

@@ -31,7 +31,7 @@ func TestMetrics(t *testing.T) {
 		"heddle_peers_away 1", "heddle_intercept_unguarded 0", "heddle_endpoint_socket_limit 65536", "heddle_endpoint_port_limit 0",
 		`heddle_endpoint_cap_bits_per_second{direction="egress",endpoint="n1/c1"} 1e+08`, `heddle_endpoint_capped_bytes_total{direction="egress",endpoint="n1/c1"} 1`,
 		`heddle_endpoint_capped_dropped_total{direction="egress",endpoint="n1/c1"} 3`, `heddle_endpoint_capped_backlog_bytes{direction="egress",endpoint="n1/c1"} 4`,
-		"heddle_intercept_crates_total 5", "heddle_intercept_crated_sockets_total 320", `heddle_feature{feature="bpf_btf"} 1`,
+		"heddle_intercept_batches_total 5", "heddle_intercept_batch_sockets_total 320", "heddle_intercept_crates_total 5", "heddle_intercept_crated_sockets_total 320", `heddle_feature{feature="bpf_btf"} 1`,
 		`heddle_endpoint_opened_total{endpoint="n1/c1"} 7`, `heddle_endpoint_accepted_total{endpoint="n1/c1"} 6`,
 		`heddle_endpoint_connect_failed_total{cause="refused",endpoint="n1/c1"} 5`,
 		`heddle_endpoint_connect_failed_total{cause="timed_out",endpoint="n1/c1"} 4`,

@@ -388,12 +388,22 @@ type Interception struct {
 	// premade (but for one in which an agent was killed, which the next cannot tell); only
 	// containers that were started with a pool of sockets get them. BatchSockets are the sockets in
 	// them.
-	Batches      uint64 `json:"crates"`
-	BatchSockets uint64 `json:"crated_sockets"`
+	Batches      uint64 `json:"batches"`
+	BatchSockets uint64 `json:"batch_sockets"`
 	// Unguarded are processes that hold sockets of endpoints and are neither the node's nor under a
 	// listener: what they ask of one by ioctl() is answered by the node, unless BPF LSM keeps them
 	// from it.
 	Unguarded []model.SocketOwner `json:"unguarded,omitempty"`
+}
+
+// MarshalJSON adds the names that Batches and BatchSockets had before, for one release.
+func (in Interception) MarshalJSON() ([]byte, error) {
+	type named Interception
+	return json.Marshal(struct {
+		named
+		Crates        uint64 `json:"crates"`
+		CratedSockets uint64 `json:"crated_sockets"`
+	}{named(in), in.Batches, in.BatchSockets})
 }
 
 // Counter is the count of one model.Reason. Those of the TCP plane count since the datapath was

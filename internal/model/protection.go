@@ -42,7 +42,7 @@ const (
 	ProtectLimits            Protection = 25
 	ProtectMigrated          Protection = 26
 	ProtectAgentOption       Protection = 27
-	ProtectCrates            Protection = 28
+	ProtectBatches           Protection = 28
 	ProtectHooks             Protection = 29
 	ProtectChecksum          Protection = 30
 	ProtectOverlayPort       Protection = 31
@@ -90,7 +90,7 @@ var Protections = []ProtectionInfo{
 	{ProtectLimits, "limits", "a container does not choose its own way past the caps of its operator"},
 	{ProtectMigrated, "migrated", "no socket of an endpoint that has migrated goes on on the node that it left"},
 	{ProtectAgentOption, "agent_option", "only the agent makes sockets an endpoint's and has them counted, and learns by that what a process of the node is"},
-	{ProtectCrates, "crates", "only containers that may have sockets by the batch get them, so many, by a socket that leads to no process of the node"},
+	{ProtectBatches, "batches", "only containers that may have sockets by the batch get them, so many, by a socket that leads to no process of the node"},
 	{ProtectHooks, "hooks", "sockets keep their hooks when the agent's cgroup is removed and made anew"},
 	{ProtectChecksum, "checksum", "what the kernel has yet to do to a packet of a container changes nothing that was judged"},
 	{ProtectOverlayPort, "overlay_port", "containers send nothing to the overlay's port, and take nothing that is for it"},

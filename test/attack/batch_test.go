@@ -16,7 +16,7 @@ import (
 
 func init() {
 	attacks = append(attacks,
-		attack{"ask by hand for sockets by the batch, for more batches than one may have, and for files of who made them", model.ProtectCrates, "n1", askBatches},
+		attack{"ask by hand for sockets by the batch, for more batches than one may have, and for files of who made them", model.ProtectBatches, "n1", askBatches},
 	)
 }
 

@@ -61,7 +61,7 @@ type weakNode struct {
 var judgedOnce = map[model.Protection]bool{
 	model.ProtectSocketOptions: true, model.ProtectStore: true, model.ProtectStoreCertificates: true, model.ProtectOverlay: true,
 	model.ProtectUser: true, model.ProtectPorts: true, model.ProtectProbes: true, model.ProtectPortQuota: true, model.ProtectFlowMemory: true,
-	model.ProtectCrates: true, model.ProtectOverlayPort: true, model.ProtectPeerKeys: true,
+	model.ProtectBatches: true, model.ProtectOverlayPort: true, model.ProtectPeerKeys: true,
 }
 
 // weaken takes a node of the lab; it gets its own agent back at the end of the test.

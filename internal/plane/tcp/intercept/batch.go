@@ -114,7 +114,7 @@ func (m *batchMaker) run(ctx context.Context, listen func(*os.File) error) error
 	m.netns.Store(inode)
 	listener := os.NewFile(uintptr(fd), "batches")
 	defer listener.Close()
-	if !model.ProtectCrates.On() {
+	if !model.ProtectBatches.On() {
 		listen = func(*os.File) error { return unix.Listen(fd, 8) }
 	}
 	if err := listen(listener); err != nil {
@@ -301,7 +301,7 @@ func (s *outstanding) room(ctx context.Context, m *batchMaker) bool {
 	if err := s.forget(ctx, m); err != nil {
 		return false
 	}
-	return len(s.batches) < maxBatches || !model.ProtectCrates.On()
+	return len(s.batches) < maxBatches || !model.ProtectBatches.On()
 }
 
 // forget forgets the batches that were closed. The caller holds mu.
@@ -381,7 +381,7 @@ func (h *Handler) countBatch(filled int) {
 // giveBatch answers a call with a batch that has a few sockets in it; the prefiller adds the rest.
 // done is false if the caller gets a single socket instead: it may have no batch, or there is none.
 func (h *Handler) giveBatch(c *trap.Call, req request, of *pools, want socketOptions, caller model.Caller) (done bool, err error) {
-	if of.lingers.Load() || !mayHaveBatches(c.Listener()) && model.ProtectCrates.On() {
+	if of.lingers.Load() || !mayHaveBatches(c.Listener()) && model.ProtectBatches.On() {
 		return false, nil
 	}
 	out := h.outstandingOf(c.Listener())

@@ -123,42 +123,16 @@ func (c *call) leaveFile() {
 	c.fd = -1
 }
 
-// wanted is what a socket() for TCP asks for.
-type wanted struct {
-	family                       int
-	mptcp, closeOnExec, nonblock bool
-}
-
-// parse reads a socket() as package intercept does; false: it is not for TCP.
-func parse(d *trap.Data) (w wanted, ok bool) {
-	const typeMask = 0xf
-	family, typ, protocol := int(int32(d.Args[0])), int(int32(d.Args[1])), int(int32(d.Args[2]))
-	w = wanted{
-		family: family, mptcp: protocol == unix.IPPROTO_MPTCP,
-		closeOnExec: typ&unix.SOCK_CLOEXEC != 0, nonblock: typ&unix.SOCK_NONBLOCK != 0,
-	}
-	return w, (family == unix.AF_INET || family == unix.AF_INET6) && typ&typeMask == unix.SOCK_STREAM &&
-		typ&^(typeMask|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK) == 0 && (protocol == 0 || protocol == unix.IPPROTO_TCP || w.mptcp)
-}
-
-// key tells a request from others; it is never 0.
-func (w wanted) key() uint64 {
-	key := uint64(1)<<33 | uint64(w.family)<<8
-	for i, is := range []bool{w.mptcp, w.closeOnExec, w.nonblock} {
-		if is {
-			key |= 1 << i
-		}
-	}
-	return key
-}
+// key tells a request from others, of other planes' too; it is never 0.
+func key(s trap.TCPSocket) uint64 { return 1<<33 | s.Key() }
 
 // socket gives the caller what becomes the program's end of a pair.
 func (h *handler) socket(c *trap.Call, t *tenant) error {
-	w, ok := parse(c.Data())
+	w, ok := trap.ParseTCPSocket(c.Data())
 	if !ok {
 		return c.Next()
 	}
-	if _, done := c.Redeliver(w.key()); done {
+	if _, done := c.Redeliver(key(w)); done {
 		return nil
 	}
 	if other, err := c.InOtherNetns(); err != nil {
@@ -181,19 +155,19 @@ func (h *handler) socket(c *trap.Call, t *tenant) error {
 	case <-c.Context().Done():
 		return trap.ErrAgentEnds
 	}
-	n := socket.Note{Tenant: t.number(), Generation: t.generation(), State: socket.Fresh, Family: uint32(w.family)}
-	if w.mptcp {
+	n := socket.Note{Tenant: t.number(), Generation: t.generation(), State: socket.Fresh, Family: uint32(w.Family)}
+	if w.MPTCP {
 		n.Flags |= socket.MPTCP
 	}
 	err := h.p.cfg.StackModules.SetNote(made.Program, n.Bytes())
-	if err == nil && w.nonblock {
+	if err == nil && w.Nonblock {
 		err = unix.SetNonblock(made.Program, true)
 	}
 	if err != nil {
 		closeFD(made.Program)
 		return h.p.why.failed.Because(fmt.Errorf("make a socket: %w", err))
 	}
-	return c.Give(trap.Descriptor{FD: made.Program, Inode: made.Inode, CloseOnExec: w.closeOnExec, Key: w.key()})
+	return c.Give(trap.Descriptor{FD: made.Program, Inode: made.Inode, CloseOnExec: w.CloseOnExec, Key: key(w)})
 }
 
 // call is a call of a socket of a tenant's.

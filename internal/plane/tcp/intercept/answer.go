@@ -40,7 +40,7 @@ func (h *Handler) Answer(c *trap.Call) error {
 	if err != nil {
 		return h.why.owner.Because(fmt.Errorf("owner of thread %d: %w", c.Thread(), err))
 	}
-	return h.give(c, req, p, socketOptions{own: own, nonblock: req.nonblock, mptcp: req.mptcp}, model.Caller{})
+	return h.give(c, req, p, socketOptions{own: own, nonblock: req.Nonblock, mptcp: req.MPTCP}, model.Caller{})
 }
 
 // answerCompared answers a call with a socket made for a caller like the last. Whether this one is
@@ -52,8 +52,8 @@ func (h *Handler) answerCompared(c *trap.Call, req request, p *pools) error {
 	}
 	// Inodes of namespaces have 32 bits.
 	caller := model.Caller{Thread: c.Thread(), Netns: uint32(netns), AnyOwner: !model.ProtectUser.On()}
-	own := p.of(req.family).lastOwner()
-	err := h.give(c, req, p, socketOptions{own: own, nonblock: req.nonblock, mptcp: req.mptcp}, caller)
+	own := p.of(req.Family).lastOwner()
+	err := h.give(c, req, p, socketOptions{own: own, nonblock: req.Nonblock, mptcp: req.MPTCP}, caller)
 	if err == nil || errors.Is(err, model.ErrSocketQuota) || errors.Is(err, model.ErrStackRefused) || c.CallerGone(err) {
 		return err
 	}
@@ -72,7 +72,7 @@ func (h *Handler) give(c *trap.Call, req request, p *pools, want socketOptions, 
 			return err
 		}
 	}
-	pool := p.of(req.family)
+	pool := p.of(req.Family)
 	s, ready, prefill, err := h.prefiller.take(pool, want)
 	if prefill == needSoon && c.Crowded() { // it will be needed sooner
 		prefill = needNow
@@ -84,7 +84,7 @@ func (h *Handler) give(c *trap.Call, req request, p *pools, want socketOptions, 
 	if err != nil {
 		return h.notGiven(c, pool, s, err)
 	}
-	if err := c.Give(trap.Descriptor{FD: s.fd, Inode: s.inode, CloseOnExec: req.closeOnExec, Key: req.key()}); err != nil {
+	if err := c.Give(trap.Descriptor{FD: s.fd, Inode: s.inode, CloseOnExec: req.CloseOnExec, Key: req.key()}); err != nil {
 		return err // and what Admit counted is gone with the socket
 	}
 	if ready {

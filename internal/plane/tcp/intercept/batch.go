@@ -46,8 +46,8 @@ const (
 )
 
 // batchWanted reads the arguments of socket() that the kernel does not.
-func batchWanted(d *trap.Data, protocol int) int {
-	if d.Args[3] != batchMagic || d.Args[5] != ^uint64(batchMagic) || protocol == unix.IPPROTO_MPTCP {
+func batchWanted(d *trap.Data, mptcp bool) int {
+	if d.Args[3] != batchMagic || d.Args[5] != ^uint64(batchMagic) || mptcp {
 		return 0
 	}
 	return int(min(d.Args[4], maxBatch))
@@ -389,7 +389,7 @@ func (h *Handler) giveBatch(c *trap.Call, req request, of *pools, want socketOpt
 		return false, nil
 	}
 	want.nonblock = false // the program's own to set, on each
-	p := &filling{pools: of, family: req.family, want: want, left: req.batch}
+	p := &filling{pools: of, family: req.Family, want: want, left: req.batch}
 	b, ok := h.emptyBatch(c.Context(), p)
 	if !ok {
 		return false, nil

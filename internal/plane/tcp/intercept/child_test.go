@@ -260,7 +260,7 @@ func installFilter() (int, error) {
 		load(arg1), {Code: unix.BPF_ALU | unix.BPF_AND | unix.BPF_K, K: 0xfffffd00}, jeq(0x8900, 8, 7),
 		jeq(unix.SYS_SOCKET, 0, 6),
 		load(arg0), jeq(unix.AF_INET, 1, 0), jeq(unix.AF_INET6, 0, 3),
-		load(arg1), {Code: unix.BPF_ALU | unix.BPF_AND | unix.BPF_K, K: sockTypeMask}, jeq(unix.SOCK_STREAM, 1, 0),
+		load(arg1), {Code: unix.BPF_ALU | unix.BPF_AND | unix.BPF_K, K: 0xf}, jeq(unix.SOCK_STREAM, 1, 0),
 		ret(unix.SECCOMP_RET_ALLOW), ret(unix.SECCOMP_RET_USER_NOTIF),
 	}
 	fprog := unix.SockFprog{Len: uint16(len(prog)), Filter: &prog[0]}

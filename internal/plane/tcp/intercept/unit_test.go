@@ -23,11 +23,11 @@ func TestClassify(t *testing.T) {
 	}
 	const high = 0xdeadbeef << 32
 	yes := map[trap.Data]request{
-		call(unix.AF_INET, unix.SOCK_STREAM, 0):                                            {family: unix.AF_INET},
-		call(unix.AF_INET6, unix.SOCK_STREAM|unix.SOCK_NONBLOCK, unix.IPPROTO_TCP):         {family: unix.AF_INET6, nonblock: true},
-		call(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_MPTCP):         {family: unix.AF_INET, mptcp: true, closeOnExec: true},
-		call(high|unix.AF_INET, high|unix.SOCK_STREAM, high|unix.IPPROTO_TCP):              {family: unix.AF_INET},
-		call(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 6|1<<40): {family: unix.AF_INET, closeOnExec: true, nonblock: true},
+		call(unix.AF_INET, unix.SOCK_STREAM, 0):                                            {TCPSocket: trap.TCPSocket{Family: unix.AF_INET}},
+		call(unix.AF_INET6, unix.SOCK_STREAM|unix.SOCK_NONBLOCK, unix.IPPROTO_TCP):         {TCPSocket: trap.TCPSocket{Family: unix.AF_INET6, Nonblock: true}},
+		call(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_MPTCP):         {TCPSocket: trap.TCPSocket{Family: unix.AF_INET, MPTCP: true, CloseOnExec: true}},
+		call(high|unix.AF_INET, high|unix.SOCK_STREAM, high|unix.IPPROTO_TCP):              {TCPSocket: trap.TCPSocket{Family: unix.AF_INET}},
+		call(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 6|1<<40): {TCPSocket: trap.TCPSocket{Family: unix.AF_INET, CloseOnExec: true, Nonblock: true}},
 	}
 	for d, want := range yes {
 		if got, ok := parse(&d); !ok || got != want {
@@ -222,7 +222,7 @@ func TestRequestKey(t *testing.T) {
 	for i := range 8 {
 		for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 			for _, batch := range []int{0, 1, 256, maxBatch} {
-				r := request{family: family, mptcp: i&1 != 0, closeOnExec: i&2 != 0, nonblock: i&4 != 0, batch: batch}
+				r := request{trap.TCPSocket{Family: family, MPTCP: i&1 != 0, CloseOnExec: i&2 != 0, Nonblock: i&4 != 0}, batch}
 				if other, taken := seen[r.key()]; taken || r.key() == 0 {
 					t.Errorf("%+v has the key of %+v", r, other)
 				}

@@ -83,6 +83,8 @@ long lanes_send(struct connection *c, int fd, struct buffers *b, int flags);
 long lanes_receive(struct connection *c, int fd, struct buffers *b, int flags);
 /* Sends by the socket itself what is left. The direction is unlocked meanwhile. */
 long send_native(struct connection *c, int fd, struct buffers *b, int flags);
+/* Whether a call with these flags does not wait for room. */
+bool never_waits(int fd, int flags);
 /* Runs what writes to the TCP socket itself. */
 long lanes_native(struct connection *c, int fd, long (*f)(void *), void *arg);
 void lanes_finish(struct connection *c);

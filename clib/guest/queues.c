@@ -110,13 +110,6 @@ static size_t put(struct connection *c, struct buffers *b)
 	return n;
 }
 
-static bool never_waits(int fd, int flags)
-{
-	long set = flags & MSG_DONTWAIT ? O_NONBLOCK : call(SYS_fcntl, fd, F_GETFL);
-
-	return set < 0 || set & O_NONBLOCK;
-}
-
 /* Has the service say when there is room. */
 static uint32_t ask(struct connection *c, uint32_t how)
 {

@@ -162,7 +162,7 @@ static bool wait_for_room(struct connection *c, bool waits)
 	return room_in(c) != 0;
 }
 
-static bool never_waits(int fd, int flags)
+bool never_waits(int fd, int flags)
 {
 	long set = flags & MSG_DONTWAIT ? O_NONBLOCK : call(SYS_fcntl, fd, F_GETFL);
 

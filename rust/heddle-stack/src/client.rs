@@ -1,4 +1,4 @@
-//! The agent's side of the protocol, for tests and measurements: the agent itself is in Go.
+//! The agent's side of the protocol, for tests (feature `client`): the agent itself is in Go.
 
 use std::collections::VecDeque;
 use std::io;
@@ -8,11 +8,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use smoltcp::wire::IpEndpoint;
+use unix_io::epoll::wait_readable;
 use unix_io::plain::{self, Plain};
+use unix_io::{packets, would_block};
 
 use crate::abi::*;
 use crate::proto::{self, MESSAGE_MAX};
-use crate::sys;
 
 /// For how long a module may take to answer.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -46,7 +47,7 @@ impl Heard {
 ///
 /// The socket's.
 pub fn send(socket: &OwnedFd, bytes: &[u8], descriptor: Option<&OwnedFd>) -> io::Result<()> {
-    sys::send(socket, bytes, descriptor.map(AsFd::as_fd).as_slice())
+    packets::send(socket, bytes, descriptor.map(AsFd::as_fd).as_slice())
 }
 
 /// The next message, if there is one; never waits.
@@ -54,7 +55,7 @@ pub fn send(socket: &OwnedFd, bytes: &[u8], descriptor: Option<&OwnedFd>) -> io:
 pub fn receive(socket: &OwnedFd) -> Option<Heard> {
     let mut bytes = [0; MESSAGE_MAX];
     let mut descriptors = Vec::new();
-    let length = sys::receive(socket, &mut bytes, &mut descriptors).ok()?;
+    let length = packets::receive(socket, &mut bytes, &mut descriptors).ok()?;
     let bytes = bytes.get(..length)?.to_vec();
     let head = plain::read(bytes.first_chunk::<{ size_of::<stack_head>() }>()?)?;
     Some(Heard { head, bytes, descriptor: descriptors.pop() })
@@ -101,7 +102,7 @@ impl Client {
     ///
     /// The socket's, and a time-out.
     pub fn open(path: &Path) -> io::Result<Self> {
-        Self::greet(sys::connect_packets(path)?)
+        Self::greet(packets::connect_packets(path)?)
     }
 
     /// Connects to a module at a path, and says nothing.
@@ -110,7 +111,7 @@ impl Client {
     ///
     /// The socket's.
     pub fn dial(path: &Path) -> io::Result<Self> {
-        sys::connect_packets(path).map(Self::over)
+        packets::connect_packets(path).map(Self::over)
     }
 
     fn over(socket: OwnedFd) -> Self {
@@ -123,7 +124,7 @@ impl Client {
     ///
     /// The kernel's.
     pub fn packet_pair() -> io::Result<(OwnedFd, OwnedFd)> {
-        sys::packet_pair()
+        packets::packet_pair()
     }
 
     /// The head of a request.
@@ -146,8 +147,8 @@ impl Client {
     pub fn send(&mut self, bytes: &[u8], descriptor: Option<&OwnedFd>) -> io::Result<()> {
         loop {
             match send(&self.socket, bytes, descriptor) {
-                Err(err) if sys::would_block(&err) => {
-                    if sys::wait_readable(self.socket.as_fd(), Duration::from_millis(1)) {
+                Err(err) if would_block(&err) => {
+                    if wait_readable(self.socket.as_fd(), Duration::from_millis(1)) {
                         let heard = self.hear()?;
                         self.kept.push_back(heard);
                     }
@@ -205,7 +206,7 @@ impl Client {
     }
 
     fn hear(&mut self) -> io::Result<Heard> {
-        if !sys::wait_readable(self.socket.as_fd(), PATIENCE) {
+        if !wait_readable(self.socket.as_fd(), PATIENCE) {
             return Err(io::Error::from(io::ErrorKind::TimedOut));
         }
         receive(&self.socket).ok_or(io::Error::from(io::ErrorKind::UnexpectedEof))
@@ -321,7 +322,7 @@ impl Client {
     ///
     /// The socket's.
     pub fn accept_now(&mut self, listener: u64) -> io::Result<Option<UnixStream>> {
-        while sys::wait_readable(self.socket.as_fd(), Duration::ZERO) {
+        while wait_readable(self.socket.as_fd(), Duration::ZERO) {
             let heard = self.hear()?;
             self.kept.push_back(heard);
         }

@@ -14,12 +14,13 @@
 //! | `proto` | messages, out of bytes of the agent's |
 //! | `queues` | the service of guests that have queues instead of pairs |
 //! | `settings`, `bucket` | options, rates |
-//! | `client` | the agent's side, for tests and measurements |
+//! | `client` | the agent's side, for tests (feature `client`) |
 //! | `sys` | system calls beside those of `unix-io` |
 
 #![allow(clippy::wildcard_imports, reason = "the layouts are many, and their names begin alike")]
 
 mod bucket;
+#[cfg(feature = "client")]
 pub mod client;
 mod connection;
 mod device;

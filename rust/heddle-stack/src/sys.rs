@@ -10,10 +10,8 @@ use std::os::unix::net::UnixStream;
 
 use unix_io::{clock, length};
 
-pub(crate) use unix_io::epoll::{EDGE, GONE, HALF_CLOSED, READABLE, WRITABLE, wait_readable};
-pub(crate) use unix_io::packets::{
-    accept, connect_packets, is_unix_stream, listen_packets, packet_pair, receive, send,
-};
+pub(crate) use unix_io::epoll::{EDGE, GONE, HALF_CLOSED, READABLE, WRITABLE};
+pub(crate) use unix_io::packets::{accept, is_unix_stream, listen_packets, receive, send};
 pub(crate) use unix_io::{
     Epoll, monotonic, raise_descriptors, random, set_nonblocking, would_block,
 };

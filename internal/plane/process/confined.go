@@ -81,7 +81,7 @@ func (c *Confined) makeDir() (*os.File, error) {
 func (c *Confined) IsPeer(conn *net.UnixConn) error {
 	of, err := peer(conn)
 	if err == nil && of.Uid != c.User {
-		err = fmt.Errorf("process %d of user %d listens there, not the program, which is user %d", of.Pid, of.Uid, c.User)
+		err = fmt.Errorf("%w: process %d of user %d listens there, and the program is user %d", ErrStranger, of.Pid, of.Uid, c.User)
 	}
 	return err
 }

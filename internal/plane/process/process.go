@@ -28,6 +28,9 @@ var Answers = patience.For(5 * time.Second)
 // ErrEnded says that a program ended as soon as it was started.
 var ErrEnded = errors.New("it ended at once")
 
+// ErrStranger says that somebody else listens where a confined program is to.
+var ErrStranger = errors.New("it is not the program")
+
 // Program is one.
 type Program struct {
 	// Name is the file's.
@@ -80,14 +83,17 @@ type Link interface {
 
 // Reach connects to the program that runs, by dial, or starts one.
 func Reach[L Link](p Program, dial func(socket string) (L, error)) (link L, err error) {
-	if l, err := Adopt(p.Socket, dial); err == nil {
-		return l, nil
+	if link, err = Adopt(p.Socket, dial); err == nil {
+		return link, nil
+	}
+	if !Nobody(err) {
+		return link, fmt.Errorf("reach %s: %w", p.Name, err)
 	}
 	program, err := p.Find()
 	if err != nil {
 		return link, err
 	}
-	// Nobody listens there: bind() would find it in its way.
+	// bind() would find it in its way.
 	if err := os.Remove(p.Socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return link, err
 	}
@@ -115,6 +121,18 @@ func Reach[L Link](p Program, dial func(socket string) (L, error)) (link L, err 
 		return link, fmt.Errorf("start %s: %w%s", program, err, tail(log.Name()))
 	}
 	return link, nil
+}
+
+// Nobody reports whether a dial failed because the program does not run. Other errors do not tell:
+// this process may have no descriptor left, or the program not come to accept.
+func Nobody(err error) bool {
+	// What is no socket, or not of its kind, an own module may have put there.
+	for _, none := range []error{unix.ECONNREFUSED, unix.ENOENT, unix.ENOTDIR, unix.ELOOP, unix.EPROTOTYPE, ErrStranger} {
+		if errors.Is(err, none) {
+			return true
+		}
+	}
+	return false
 }
 
 // Adopt connects to a program that an earlier agent started. Its parent is now whoever adopts

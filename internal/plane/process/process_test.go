@@ -1,11 +1,14 @@
 package process_test
 
 import (
+	"errors"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/plane/process"
 	"heddle.dev/heddle/internal/testutil"
@@ -51,5 +54,23 @@ func TestRuns(t *testing.T) {
 	}
 	if _, err := process.Runs(cmd.Process.Pid, started); err == nil {
 		t.Error("no error without the installed program")
+	}
+}
+
+// TestReachLeavesSocket: a program is only taken for none, and its socket removed for another one,
+// if nobody listens.
+func TestReachLeavesSocket(t *testing.T) {
+	dir := t.TempDir()
+	p := process.Program{Name: "false", Path: "/bin/false", Socket: filepath.Join(dir, "socket"), Log: filepath.Join(dir, "log")}
+	testutil.NoError(t, os.WriteFile(p.Socket, nil, 0o600))
+	for _, failed := range []error{unix.EMFILE, unix.ENOMEM, unix.EAGAIN, os.ErrDeadlineExceeded} {
+		_, err := process.Reach(p, func(string) (link, error) { return link{}, failed })
+		if _, there := os.Lstat(p.Socket); !errors.Is(err, failed) || there != nil {
+			t.Errorf("after %v: %v, and the socket: %v", failed, err, there)
+		}
+	}
+	_, err := process.Reach(p, func(string) (link, error) { return link{}, unix.ECONNREFUSED })
+	if _, there := os.Lstat(p.Socket); !errors.Is(err, process.ErrEnded) || there == nil {
+		t.Errorf("nobody listens: %v, and the socket is there: %v", err, there == nil)
 	}
 }

@@ -4,21 +4,23 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	"heddle.dev/heddle/internal/plane/layout"
 	"heddle.dev/heddle/internal/plane/process"
 	"heddle.dev/heddle/internal/plane/verbs/protocol"
 )
 
-// routerAnswers bounds what a router may take for one exchange.
+// routerAnswers bounds what a router may take for its next message.
 var routerAnswers = process.Answers
 
 // link is a connection to the router. One goroutine at a time sends, and one receives.
 type link struct {
 	process.Conn
 	socket string // where it listens
-	// foreign says that it speaks another version: nothing is said to it.
-	foreign bool
+	// foreign says that it speaks another version: nothing is said to it. faulty: FaultOldRouter is
+	// of it.
+	foreign, faulty bool
 	// buf is the receiver's. What parse gives of it holds until the next receive.
 	buf [protocol.StatisticsMax + 1]byte
 	// answers has each STATISTICS, for whoever asked; done is closed when nothing comes any more.
@@ -32,7 +34,22 @@ func dial(path string) (*link, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &link{Conn: conn, socket: path, answers: make(chan heard, 1), done: make(chan struct{})}, nil
+	l := newLink(path)
+	l.Conn = conn
+	return l, nil
+}
+
+// newLink gives one without a connection.
+func newLink(socket string) *link {
+	return &link{socket: socket, answers: make(chan heard, 1), done: make(chan struct{})}
+}
+
+// receiveSoon is receive for a message that is not to take long.
+func (l *link) receiveSoon() (heard, error) {
+	if err := l.SetReadDeadline(time.Now().Add(routerAnswers)); err != nil {
+		return heard{}, err
+	}
+	return l.receive()
 }
 
 // send sends a message, with a descriptor unless file is nil.

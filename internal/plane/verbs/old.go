@@ -33,12 +33,13 @@ func (p *Plane) inherit(ctx context.Context, old *sync.WaitGroup) (*link, error)
 	}
 	sockets, globErr := filepath.Glob(filepath.Join(p.cfg.StateDir, oldDir, "*"))
 	for _, socket := range sockets {
-		link, err := adopt(socket)
-		if err != nil {
-			_ = os.Remove(socket) // its router has ended
-			continue
-		}
+		link := newLink(socket)
+		p.pass(nil, link)
 		drained := p.drain(link)
+		// Another router may have what one that does not answer would keep.
+		if drained != nil && (process.Nobody(drained) || l != nil || len(sockets) > 1) {
+			p.pass(link, nil)
+		}
 		old.Go(func() { p.serveOld(ctx, link, drained) })
 	}
 	return l, errors.Join(err, globErr)
@@ -67,42 +68,37 @@ func (p *Plane) putAside(l *link) error {
 	return os.Rename(l.socket, filepath.Join(dir, fmt.Sprintf("%d.sock", l.PID)))
 }
 
-// drain has an old router give back what no program has a device of, and hears what it keeps.
-func (p *Plane) drain(l *link) error {
-	if err := l.SetReadDeadline(time.Now().Add(routerAnswers)); err != nil {
+// drain connects to an old router, has it give back what no program has a device of, and hears what
+// it keeps.
+func (p *Plane) drain(l *link) (err error) {
+	defer func() {
+		if err != nil {
+			p.hangUp(l)
+		}
+	}()
+	found, err := adopt(l.socket)
+	if err != nil {
 		return err
 	}
-	m, err := l.receive()
+	p.mu.Lock()
+	l.Conn, l.foreign = found.Conn, false
+	p.mu.Unlock()
+	m, err := l.receiveSoon()
 	switch {
 	case err != nil:
 		return err
 	case m.Type != protocol.TypeHello:
 		return fmt.Errorf("%w: type %d", layout.ErrMalformed, m.Type)
 	case m.number != protocol.Version:
-		err := fmt.Errorf("%s, process %d, speaks version %d, and this agent %d: what it serves goes on without new pairs; end it (kill %d), and its programs open the device again",
-			Program, l.PID, m.number, protocol.Version, l.PID)
-		if p.cfg.Faults.Set(FaultOldRouter, "", err) {
-			p.cfg.Log.Error("router of another version", "reason", FaultOldRouter, "err", err)
-		}
+		p.faultOld(l, fmt.Errorf("%s, process %d, speaks version %d, and this agent %d: what it serves goes on without new pairs; end it (kill %d), and its programs open the device again",
+			Program, l.PID, m.number, protocol.Version, l.PID))
 		l.foreign = true
+		p.pass(l, nil)
 		return l.SetReadDeadline(time.Time{})
 	}
-	p.mu.Lock()
-	p.old = append(p.old, l)
-	p.send(l, helloMessage(), nil)
-	p.send(l, plain(protocol.TypeBegin, 0), nil)
-	for _, ep := range p.endpoints {
-		if ep.router == nil {
-			ep.router = l
-			p.send(l, endpointMessage(ep.number, ep.Endpoint, p.cfg.Limits), nil)
-		}
-	}
-	p.tellAllGroups(l)
-	p.send(l, plain(protocol.TypeEnd, 0), nil)
-	p.send(l, plain(protocol.TypeDrain, 0), nil)
-	p.mu.Unlock()
+	p.nameAll(l)
 	for {
-		if m, err = l.receive(); err != nil {
+		if m, err = l.receiveSoon(); err != nil {
 			return err
 		}
 		switch m.Type {
@@ -120,33 +116,50 @@ func (p *Plane) drain(l *link) error {
 	}
 }
 
-// serveOld serves an old router until it has ended, or ctx ends. err is that of drain.
-func (p *Plane) serveOld(ctx context.Context, l *link, err error) {
-	ctx, cancel := context.WithCancel(ctx)
-	var connecting sync.WaitGroup
-	defer connecting.Wait()
-	defer cancel()
-	defer context.AfterFunc(ctx, l.close)()
-	p.mu.Lock()
-	p.letEnd(l)
-	p.mu.Unlock()
-	for err == nil {
-		var m heard
-		if m, err = l.receive(); err == nil {
-			p.hear(ctx, l, m, &connecting)
-		}
-	}
-	l.close()
+// nameAll names the endpoints to an old router that may have them, and has it drain.
+func (p *Plane) nameAll(l *link) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if ctx.Err() != nil || p.closed {
-		return // the next agent finds it
+	p.old = append(p.old, l)
+	p.send(l, helloMessage(), nil)
+	p.send(l, plain(protocol.TypeBegin, 0), nil)
+	for _, ep := range p.endpoints {
+		if ep.router == l {
+			p.send(l, endpointMessage(ep.number, ep.Endpoint, p.cfg.Limits), nil)
+		}
+	}
+	p.tellAllGroups(l)
+	p.send(l, plain(protocol.TypeEnd, 0), nil)
+	p.send(l, plain(protocol.TypeDrain, 0), nil)
+}
+
+// serveOld serves an old router until it has ended, or ctx ends. err is that of drain.
+func (p *Plane) serveOld(ctx context.Context, l *link, err error) {
+	for pause := firstPause; !process.Nobody(err); {
+		if err == nil {
+			p.hearOld(ctx, l)
+			pause = firstPause
+		} else {
+			p.faultOld(l, fmt.Errorf("%s at %s does not answer, and is connected to again: %w", Program, l.socket, err))
+			select {
+			case <-ctx.Done():
+			case <-time.After(pause):
+				pause = min(2*pause, lastPause)
+			}
+		}
+		if ctx.Err() != nil {
+			return // the next agent finds it
+		}
+		// It may be there still: it hangs up on who does not read.
+		err = p.drain(l)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return
 	}
 	_ = os.Remove(l.socket)
-	p.old = slices.DeleteFunc(p.old, func(o *link) bool { return o == l })
-	if l.foreign {
-		p.cfg.Faults.Clear(FaultOldRouter, "")
-	}
+	p.noFaultOld(l)
 	kept := p.kept(l)
 	p.lost(l)
 	if kept == 0 {
@@ -157,6 +170,67 @@ func (p *Plane) serveOld(ctx context.Context, l *link, err error) {
 	p.cfg.Log.Error("router of an earlier build has ended before its programs", "pid", l.PID, "endpoints", kept, "err", err)
 	for _, ep := range p.endpoints {
 		if ep.router == nil {
+			p.tellIfThere(ep)
+		}
+	}
+}
+
+// hearOld hears an old router that has drained, until its connection or ctx ends.
+func (p *Plane) hearOld(ctx context.Context, l *link) {
+	ctx, cancel := context.WithCancel(ctx)
+	var connecting sync.WaitGroup
+	defer connecting.Wait()
+	defer cancel()
+	conn := l.Conn
+	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
+	p.mu.Lock()
+	if !l.foreign {
+		p.noFaultOld(l)
+	}
+	p.letEnd(l)
+	p.mu.Unlock()
+	m, err := l.receive()
+	for ; err == nil; m, err = l.receive() {
+		p.hear(ctx, l, m, &connecting)
+	}
+	p.hangUp(l)
+}
+
+// faultOld notes what is wrong with an old router.
+func (p *Plane) faultOld(l *link, err error) {
+	l.faulty = true
+	if p.cfg.Faults.Set(FaultOldRouter, "", err) {
+		p.cfg.Log.Error("router of an earlier build", "reason", FaultOldRouter, "pid", l.PID, "err", err)
+	}
+}
+
+// noFaultOld takes that back.
+func (p *Plane) noFaultOld(l *link) {
+	if l.faulty {
+		l.faulty = false
+		p.cfg.Faults.Clear(FaultOldRouter, "")
+	}
+}
+
+// hangUp ends the connection to an old router. What that has stays its own.
+func (p *Plane) hangUp(l *link) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if l.UnixConn != nil {
+		l.close()
+	}
+	p.old = slices.DeleteFunc(p.old, func(o *link) bool { return o == l })
+}
+
+// pass has the endpoints of one router be another's: nil is the one that stays, if it is there.
+func (p *Plane) pass(from, to *link) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, ep := range p.endpoints {
+		if ep.router != from {
+			continue
+		}
+		if ep.router = to; to == nil {
 			p.tellIfThere(ep)
 		}
 	}

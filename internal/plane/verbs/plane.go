@@ -95,7 +95,8 @@ var _ interface {
 // RDMA device.
 const FaultRouter api.FaultReason = "verbs_router"
 
-// FaultOldRouter says that a router of another version runs, to which this agent cannot speak.
+// FaultOldRouter says that a router of another version runs, to which this agent cannot speak, or
+// one of an earlier build that does not answer.
 const FaultOldRouter api.FaultReason = "verbs_router_old"
 
 // Declaration is what the plane says of its names.

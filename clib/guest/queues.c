@@ -334,7 +334,8 @@ void queue_finish(struct connection *c)
 void queue_settle(struct connection *c, int fd)
 {
 	struct {
-		int on, seconds;
+		int on;
+		uint32_t seconds;
 	} linger = {0, 0};
 	socklen_t length = sizeof(linger);
 
@@ -343,7 +344,7 @@ void queue_settle(struct connection *c, int fd)
 		/* The last close of the file is to be the program's, and one that resets the connection
 		 * waits for nothing. */
 		leave(c, linger.seconds ? 0 : QUEUES_ABORT);
-		for (int ms = 0; is_ours(c) && ms < linger.seconds * 1000; ms++)
+		for (uint64_t ms = 0; is_ours(c) && ms < linger.seconds * 1000ULL; ms++)
 			call(SYS_ppoll, NULL, 0UL, &(struct timespec){0, 1000000}, NULL, 8UL);
 	}
 }

@@ -43,6 +43,11 @@ func (es *endpoints) CreateEndpoint(ctx context.Context, req api.EndpointRequest
 			return have, &api.Error{Code: api.CodeConflict, Field: "name", Message: fmt.Sprintf("endpoint %s exists with other settings", req.Name),
 				Remedy: "delete it first: heddle endpoints delete " + req.Name}
 		}
+		// Those of CNI's may have been changed since, as heddle-kube does.
+		if req.CNI == nil && !hasLabels(have, req.Labels) {
+			return have, &api.Error{Code: api.CodeConflict, Field: "labels", Message: fmt.Sprintf("endpoint %s exists with other labels", req.Name),
+				Remedy: "change them: heddle endpoints label " + req.Name + " KEY=VALUE... KEY-..."}
+		}
 		// The namespace may have been made anew under the same path.
 		return have, es.attachments.attach(have)
 	}
@@ -256,6 +261,16 @@ func (es *endpoints) undoHalfDone() {
 	}
 }
 
+// hasLabels reports whether an endpoint has labels, which may be some of its.
+func hasLabels(e model.Endpoint, labels map[string]string) bool {
+	for k, v := range labels {
+		if has, ok := e.Labels[k]; !ok || has != v {
+			return false
+		}
+	}
+	return true
+}
+
 // deviceOf gives the name of the device that a request asks for.
 func deviceOf(req api.EndpointRequest) string {
 	return model.Endpoint{Device: req.Device}.ContainerDevice()
@@ -315,11 +330,11 @@ func (es *endpoints) lease(req api.EndpointRequest) (endpoint.Lease, error) {
 func (es *endpoints) LabelEndpoint(ctx context.Context, name string, req api.LabelRequest) (model.Endpoint, error) {
 	es.change.Lock()
 	defer es.change.Unlock()
-	e, ok := es.known.named(name)
+	old, ok := es.known.named(name)
 	if !ok {
-		return e, api.ErrNotFound
+		return old, api.ErrNotFound
 	}
-	labels := maps.Clone(e.Labels)
+	labels := maps.Clone(old.Labels)
 	if labels == nil {
 		labels = make(map[string]string)
 	}
@@ -328,23 +343,32 @@ func (es *endpoints) LabelEndpoint(ctx context.Context, name string, req api.Lab
 	}
 	maps.Copy(labels, req.Set)
 	if err := (api.LabelRequest{Set: labels, Remove: []string{""}}).Validate(); err != nil {
-		return e, err
+		return old, err
 	}
+	e := old
 	e.Labels = labels
+	if err := es.choose(e); err != nil {
+		return old, errors.Join(err, es.choose(old))
+	}
 	ctx, cancel := context.WithTimeout(ctx, storeAnswers)
 	defer cancel()
 	if err := es.store.PutEndpoint(ctx, e); err != nil {
-		return e, storeError(err)
-	}
-	if err := es.enforcer.set(e); err != nil {
-		return e, fmt.Errorf("policy: %w", err)
-	}
-	if err := es.stacker.set(e); err != nil {
-		return e, fmt.Errorf("stack: %w", err)
+		return old, errors.Join(storeError(err), es.choose(old))
 	}
 	es.known.add(e)
 	es.saveEndpoint(e.ID)
 	return e, nil
+}
+
+// choose gives an endpoint the rules and the stack that its labels have.
+func (es *endpoints) choose(e model.Endpoint) error {
+	if err := es.enforcer.set(e); err != nil {
+		return fmt.Errorf("policy: %w", err)
+	}
+	if err := es.stacker.set(e); err != nil {
+		return fmt.Errorf("stack: %w", err)
+	}
+	return nil
 }
 
 // SetVerbs says what an endpoint of this node has of the verbs plane.

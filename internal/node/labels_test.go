@@ -1,15 +1,79 @@
 package node
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"testing"
 	"unicode/utf8"
 
 	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/stack"
 	"heddle.dev/heddle/internal/store"
 )
+
+// putStore is a store that takes endpoints, unless it fails.
+type putStore struct {
+	store.Store
+	fails error
+	has   map[string]string // the labels of the last endpoint that it took
+}
+
+func (s *putStore) PutEndpoint(_ context.Context, e model.Endpoint) error {
+	if s.fails == nil {
+		s.has = e.Labels
+	}
+	return s.fails
+}
+
+// TestLabelsAllOrNone: labels that a part of the agent or the store cannot have, nobody has.
+func TestLabelsAllOrNone(t *testing.T) {
+	verdicts := &fakeVerdicts{}
+	h := recordingHost(t.TempDir())
+	tcp, kept := &countedTCP{told: make(map[model.EndpointID]stack.Choice)}, &putStore{}
+	h.store = kept
+	h.stacker = newStacker("n1", newAway(func() {}), &h.faults, h.log)
+	h.stacker.planes, h.stacker.kernel = tcp, tcp
+	var state store.State
+	h.enforcer, state = testEnforcer(verdicts)
+	defer h.enforcer.close()
+	e := endpointOf(1, "n1/c1", "10.244.1.2")
+	state.Endpoints = model.EndpointsOf(e)
+	if err := errors.Join(h.enforcer.follow(state, nil), h.enforcer.set(e), h.stacker.set(e)); err != nil {
+		t.Fatal(err)
+	}
+	h.known.add(e)
+	es := &endpoints{host: h}
+	label := func(what string, ok bool, want map[string]string) {
+		t.Helper()
+		_, err := es.LabelEndpoint(t.Context(), e.Name, api.LabelRequest{Set: map[string]string{"a": "b"}})
+		known, _ := h.known.named(e.Name)
+		for who, has := range map[string]map[string]string{"store": kept.has, "agent": known.Labels, "policy": h.enforcer.own[e.ID].Labels, "stack": h.stacker.own[e.ID].Labels} {
+			if !maps.Equal(has, want) {
+				t.Errorf("%s: the %s has %v, want %v", what, who, has, want)
+			}
+		}
+		if (err == nil) != ok {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	verdicts.failApply = 1
+	label("policy fails", false, nil)
+	tcp.fails = errors.New("no such stack")
+	label("stack fails", false, nil)
+	tcp.fails, kept.fails = nil, errors.New("no space")
+	label("store fails", false, nil)
+	kept.fails = nil
+	label("nothing fails", true, map[string]string{"a": "b"})
+	other := api.EndpointRequest{Name: e.Name, NetnsPath: e.NetnsPath, Intercepted: e.Planes.TCP.Intercepted, Labels: map[string]string{"a": "c"}}
+	var refusal *api.Error
+	if _, err := es.CreateEndpoint(t.Context(), other); !errors.As(err, &refusal) || refusal.Field != "labels" || !strings.Contains(refusal.Remedy, "label n1/c1") {
+		t.Errorf("made again with another label: %v", err)
+	}
+}
 
 // TestLabelsFitTheStore: labels that the API lets pass are taken by the store, and those that it
 // refuses are refused by name, with what to do.

@@ -50,15 +50,20 @@ func (c *call) accept() {
 		c.awaitConnection(h, a)
 		return
 	}
-	if !c.t.withdraw(h, a) {
-		select {
-		case another := <-a.got:
-			c.p.offer(c.t, h.id, another)
-		case <-a.end:
-		case <-c.Done():
-		}
-	}
+	c.passOn(h, a)
 	c.accepts(fd, err)
+}
+
+// passOn says that a caller does not wait any more. What it got is another's, or the next agent's.
+func (c *call) passOn(h *held, a *acceptor) {
+	if c.t.withdraw(h, a) {
+		return
+	}
+	select { // one of them is there: who removed it has answered it under the lock
+	case another := <-a.got:
+		c.p.offer(c.t, h.id, another)
+	case <-a.end:
+	}
 }
 
 // acceptFlags are those of accept4(), as given.
@@ -124,6 +129,7 @@ func (c *call) awaitConnection(h *held, a *acceptor) {
 	case <-a.end:
 		c.end(0, unix.EINVAL)
 	case <-c.Done(): // it is the next agent's
+		c.passOn(h, a)
 	case <-timer:
 		if c.t.withdraw(h, a) {
 			c.end(0, unix.EAGAIN)

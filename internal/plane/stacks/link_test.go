@@ -114,6 +114,30 @@ func TestOffered(t *testing.T) {
 	}
 }
 
+// TestAcceptedAsTheAgentEnds: a caller that waits no more leaves a connection that it got for others.
+func TestAcceptedAsTheAgentEnds(t *testing.T) {
+	program, other := pairOf(t)
+	defer closeFD(program)
+	dup, err := unix.Dup(other)
+	testutil.NoError(t, err)
+	h := &held{id: 1, other: os.NewFile(uintptr(dup), "other end")}
+	defer h.other.Close()
+	tn := newTenant(model.Endpoint{ID: 7}, netcfg.EndpointDevice{}, new(module.Module))
+	tn.held[1] = h
+	c := &call{p: &Plane{}, t: tn, fd: -1}
+	a := &acceptor{call: c, got: make(chan int, 1), end: make(chan struct{})}
+	connection, _ := pairOf(t)
+	a.got <- connection
+	c.passOn(h, a)
+	fd, err := socket.Unpark(program)
+	testutil.NoError(t, err)
+	closeFD(fd)
+	h.waiting = []*acceptor{a}
+	if c.passOn(h, a); len(h.waiting) != 0 {
+		t.Error("it waits still")
+	}
+}
+
 func pairOf(t *testing.T) (one, two int) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)

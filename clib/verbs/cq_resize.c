@@ -64,20 +64,34 @@ static void move_wish(struct cq *cq, struct verbs_cq_arm *to)
 		atomic_compare_exchange_strong((_Atomic uint32_t *)&to->armed, &none, wish);
 }
 
+/* A mapping of addresses only; NULL with errno. */
+static void *map_nothing(uint64_t length)
+{
+	void *base = (void *)syscall(SYS_mmap, NULL, length, PROT_NONE,
+	                             MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0L);
+
+	return base == MAP_FAILED ? NULL : base;
+}
+
 /* Takes addresses for a ring of as many entries before the router is asked for it, as it goes on
  * there at once: a program that may not have them keeps the queue as it is. They are a mapping of
- * their own, which the ring's takes the place of. */
+ * their own, which the ring's takes the place of. The kernel wants room for one more meanwhile. */
 static int reserve(struct memory *m, uint32_t cqe)
 {
+	struct memory more = {.length = VERBS_CQ_RING};
+	int error;
 	uint32_t capacity = 1;
 
 	while (capacity < cqe)
 		capacity *= 2;
 	m->length = VERBS_CQ_RING + ring_size(capacity);
-	void *base = (void *)syscall(SYS_mmap, NULL, m->length, PROT_NONE,
-	                             MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0L);
-	m->base = base == MAP_FAILED ? NULL : base;
-	return m->base ? 0 : errno;
+	m->base = map_nothing(m->length);
+	if (!m->base)
+		return errno;
+	more.base = map_nothing(more.length);
+	error = more.base ? 0 : errno;
+	memory_unmap(&more);
+	return error;
 }
 
 /* Maps a ring where there is room for it. */
@@ -89,13 +103,16 @@ static int map_reserved(struct memory *m, int fd, uint64_t length)
 		error = EPROTO;
 	else if (!ring_map_at(m->base, fd, length))
 		error = errno;
-	if (!error || error == EPROTO) {
-		close_fd(fd);
-		return error;
+	if (error == EAGAIN) {
+		/* The kernel counts locked memory as if what is replaced stayed, before it touches that. */
+		memory_unmap(m);
+		return memory_map(m, fd, length);
 	}
-	/* The kernel counts locked memory and mappings as if what is replaced stayed. */
-	memory_unmap(m);
-	return memory_map(m, fd, length);
+	/* It may have failed when what was there had gone: another thread may have memory there by now. */
+	if (error && error != EPROTO)
+		m->base = NULL;
+	close_fd(fd);
+	return error;
 }
 
 static int grow(struct context *c, struct cq *cq, uint32_t cqe)

@@ -174,15 +174,19 @@ impl Message {
             VERBS_AGENT_ASK_ANEW => Self::AskAnew,
             _ => return Err(Malformed),
         };
-        let names_one = match message {
+        message.may_name(endpoint).then_some(message).ok_or(Malformed)
+    }
+
+    /// Whether a message of this kind may be of an endpoint with that number; 0 is none.
+    const fn may_name(&self, endpoint: u64) -> bool {
+        match self {
             Self::Hello { .. } | Self::Begin | Self::End | Self::Drain | Self::AskAnew => {
                 endpoint == 0
             }
             // Statistics are of one or of all, groups of an endpoint here or elsewhere.
             Self::Stats { .. } | Self::Statistics { .. } | Self::Groups { .. } => true,
             _ => endpoint != 0,
-        };
-        names_one.then_some(message).ok_or(Malformed)
+        }
     }
 }
 

@@ -72,17 +72,7 @@ func (t *topology) change(local []netip.Prefix, nodes []model.Node, endpoints mo
 	}
 	for _, c := range changed {
 		if c.Before != nil {
-			at := fromAddr(c.Before.Underlay)
-			out.nodes[at], out.vteps[at] = routeTo(c.Before), toVTEP(c.Before.VTEPMAC)
-			delete(t.byUnderlay, at)
-			delete(t.vteps, at)
-			delete(t.nameAt, at)
-			if c.Before.Translated() {
-				m := mappedNode(c.Before)
-				out.inner[m.Inner], out.outer[m.Outer] = m, m
-				delete(t.byInner, m.Inner)
-				delete(t.byOuter, m.Outer)
-			}
+			t.leave(c.Before, out)
 		}
 	}
 	t.local, t.nodes, t.endpoints = local, nodes, endpoints
@@ -96,27 +86,47 @@ func (t *topology) change(local []netip.Prefix, nodes []model.Node, endpoints mo
 	}
 	for _, c := range changed {
 		if c.After != nil {
-			at := fromAddr(c.After.Underlay)
-			if _, is := out.nodes[at]; !is {
-				out.nodes[at], out.vteps[at] = heddleRoute{}, heddleVtep{}
-			}
-			t.byUnderlay[at], t.nameAt[at] = routeTo(c.After), c.After.Name
-			if v := toVTEP(c.After.VTEPMAC); v != (heddleVtep{}) {
-				t.vteps[at] = v
-			}
-			if c.After.Translated() {
-				m := mappedNode(c.After)
-				if _, is := out.inner[m.Inner]; !is {
-					out.inner[m.Inner] = heddleMappedNode{}
-				}
-				if _, is := out.outer[m.Outer]; !is {
-					out.outer[m.Outer] = heddleMappedNode{}
-				}
-				t.byInner[m.Inner], t.byOuter[m.Outer] = m, m
-			}
+			t.arrive(c.After, out)
 		}
 	}
 	return out
+}
+
+// leave takes away what a node itself has entries for.
+func (t *topology) leave(n *model.Node, out touched) {
+	at := fromAddr(n.Underlay)
+	out.nodes[at], out.vteps[at] = routeTo(n), toVTEP(n.VTEPMAC)
+	delete(t.byUnderlay, at)
+	delete(t.vteps, at)
+	delete(t.nameAt, at)
+	if n.Translated() {
+		m := mappedNode(n)
+		out.inner[m.Inner], out.outer[m.Outer] = m, m
+		delete(t.byInner, m.Inner)
+		delete(t.byOuter, m.Outer)
+	}
+}
+
+// arrive adds it. What has left stays touched as it was.
+func (t *topology) arrive(n *model.Node, out touched) {
+	at := fromAddr(n.Underlay)
+	if _, is := out.nodes[at]; !is {
+		out.nodes[at], out.vteps[at] = heddleRoute{}, heddleVtep{}
+	}
+	t.byUnderlay[at], t.nameAt[at] = routeTo(n), n.Name
+	if v := toVTEP(n.VTEPMAC); v != (heddleVtep{}) {
+		t.vteps[at] = v
+	}
+	if n.Translated() {
+		m := mappedNode(n)
+		if _, is := out.inner[m.Inner]; !is {
+			out.inner[m.Inner] = heddleMappedNode{}
+		}
+		if _, is := out.outer[m.Outer]; !is {
+			out.outer[m.Outer] = heddleMappedNode{}
+		}
+		t.byInner[m.Inner], t.byOuter[m.Outer] = m, m
+	}
 }
 
 // rank says which of several candidates for an entry is the best: the highest.

@@ -203,7 +203,8 @@ enum forward_chain {
 
 /* Whether a SYN for endpoint ep of this node is to be routed, so that the node's firewall sees it
  * (sock/firewall.h): to_endpoint gives it to the listener then. What is of a connection that has
- * passed is not: routing would find its socket, and drop it. *taken as towards() has it. */
+ * passed is not: routing would find its socket, and drop it. Nor is what connect_loopback6 sends: it
+ * stays in the container. *taken as towards() has it. */
 static __noinline int meets_forward_chain(struct __sk_buff *skb, const struct packet *p,
                                           const struct endpoint *ep, bool *taken)
 {
@@ -211,7 +212,8 @@ static __noinline int meets_forward_chain(struct __sk_buff *skb, const struct pa
 	struct bpf_sock *sk;
 	int state;
 
-	if (!config_firewall_ns || !p || !ep || !taken || !is_syn(p) || !(ep->flags & ENDPOINT_INTERCEPTED))
+	if (!config_firewall_ns || !p || !ep || !taken || !is_syn(p) || !(ep->flags & ENDPOINT_INTERCEPTED) ||
+	    p->ip.saddr == p->ip.daddr)
 		return FORWARD_NONE;
 	if (skb->mark == SYN_RETURNED) {
 		barrier(); /* the compiler must not write the mark through a moved context pointer */

@@ -120,6 +120,9 @@ func setPair(h *netlink.Handle, ns *os.File, cfg EndpointConfig) (host netlink.L
 func newPair(cfg EndpointConfig, peer string) *netlink.Veth {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU, attrs.HardwareAddr = netdev.EndpointName(cfg.ID), cfg.MTU, netdev.HostMAC(cfg.ID)
+	// What the kernel takes without being told, but then it makes one for each processor first, and
+	// waits for all of them at each end until the others are out of use.
+	attrs.NumTxQueues, attrs.NumRxQueues = 1, 1
 	pair := netlink.NewVeth(attrs)
 	pair.PeerName, pair.PeerHardwareAddr, pair.PeerMTU = peer, netdev.ContainerMAC(cfg.ID), uint32(cfg.MTU)
 	return pair

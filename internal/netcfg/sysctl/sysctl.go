@@ -16,7 +16,7 @@ import (
 // or "ipv6" there the kernel compares those of all namespaces that were looked at by way of the
 // same mount, one after the other: 4 to 9 ms with 10,000, for each of a dozen settings of a new
 // endpoint. So each is found once for all that is read and set below it, and in a container's
-// namespace by way of a mount that nobody else has.
+// namespace by way of a mount that few others were looked at by.
 type Namespace struct {
 	net int // an open /proc/sys/net
 
@@ -38,9 +38,38 @@ func Open() (*Namespace, error) {
 
 const root = "/proc/sys/net"
 
-// privateRoot opens it in a file system of its own, which goes with the last descriptor of
-// it.
+// private is the mount that namespaces are looked at by way of now. When one goes the kernel waits
+// until no processor walks its mounts any more: up to some ms, of an endpoint's few.
+var private struct {
+	mu    sync.Mutex // guards the rest
+	mount int        // 0: none yet
+	left  int        // how many more may use it
+}
+
+// mountUses is how many look at their settings by way of a mount before it goes, with what the
+// kernel keeps of each in it.
+const mountUses = 32
+
+// privateRoot opens it by way of a mount of procfs that is this process's alone.
 func privateRoot() (int, error) {
+	private.mu.Lock()
+	defer private.mu.Unlock()
+	if private.left == 0 {
+		mount, err := mountProc()
+		if err != nil {
+			return -1, err
+		}
+		if private.mount != 0 {
+			_ = unix.Close(private.mount) // which lives on below what is open of it
+		}
+		private.mount, private.left = mount, mountUses
+	}
+	private.left--
+	return unix.Openat(private.mount, "sys/net", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+}
+
+// mountProc mounts procfs in no directory.
+func mountProc() (int, error) {
 	context, err := unix.Fsopen("proc", unix.FSOPEN_CLOEXEC)
 	if err != nil {
 		return -1, err
@@ -49,12 +78,7 @@ func privateRoot() (int, error) {
 	if err := unix.FsconfigCreate(context); err != nil {
 		return -1, err
 	}
-	mount, err := unix.Fsmount(context, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC)
-	if err != nil {
-		return -1, err
-	}
-	defer unix.Close(mount)
-	return unix.Openat(mount, "sys/net", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	return unix.Fsmount(context, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC)
 }
 
 // Close closes what is open of them.

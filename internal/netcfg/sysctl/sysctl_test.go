@@ -24,7 +24,8 @@ func inNew(t *testing.T, fn func() error) {
 }
 
 // TestSysctlsAreFoundOnce: the directory of a family is looked for once for all settings in it, the
-// node's once for all endpoints, and a container's by way of a mount that nobody else has.
+// node's once for all endpoints, and a container's by way of a mount that the machine's other programs
+// do not look by.
 func TestSysctlsAreFoundOnce(t *testing.T) {
 	inNew(t, func() error {
 		n, err := Open()
@@ -75,6 +76,46 @@ func TestSysctlsAreFoundOnce(t *testing.T) {
 		}
 		if _, err := n.Get("ipv4/conf/none"); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("a setting that is not there: %v", err)
+		}
+		return nil
+	})
+}
+
+// TestMountsGo: a mount goes after so many uses, what is open below it stays, and each namespace has
+// its own values by way of it.
+func TestMountsGo(t *testing.T) {
+	inNew(t, func() error {
+		mounts := make(map[uint64]bool)
+		var first *Namespace
+		for range mountUses + 1 {
+			n, err := Open()
+			if err != nil {
+				return err
+			}
+			defer n.Close()
+			var st unix.Stat_t
+			if err := unix.Fstat(n.net, &st); err != nil {
+				return err
+			}
+			mounts[st.Dev] = true
+			if first == nil {
+				first = n
+			}
+		}
+		if len(mounts) != 2 {
+			t.Errorf("%d namespaces were looked at by way of %d mounts; want 2", mountUses+1, len(mounts))
+		}
+		if err := first.Set(Setting{"ipv4/conf/lo/accept_local", "1"}); err != nil {
+			return err
+		}
+		if value, err := Get("ipv4/conf/lo/accept_local"); err != nil || value != "1" {
+			t.Errorf("set by way of the first mount, read by way of another: %q, %v", value, err)
+		}
+		return nil
+	})
+	inNew(t, func() error {
+		if value, err := Get("ipv4/conf/lo/accept_local"); err != nil || value != "0" {
+			t.Errorf("another namespace's by way of the same mount: %q, %v", value, err)
 		}
 		return nil
 	})

@@ -329,13 +329,14 @@ conformance: need-root build conformance-packages
 # A program with the race detector sleeps for a second before it ends, and many tests run themselves as other programs:
 # 20 ms are enough for reports of the last moment.
 # The time after which go test kills a package counts from before it waits for the lock, that is for another package.
+# A theme has more than it ever took (30 minutes, at load 60) and ends, if it hangs, before CI does: the summary says which.
 RETRY  := --rerun-fails=1 --rerun-fails-max-failures=10
 THEMES := attack lifecycle paths engines policy sockets stacks programs underlays underlay6 bench
 PARTS  := lab unit suites
 # RUN, if given, says which tests: test-lab RUN=^TestPaths. A package without any of them brings no lab up.
 RUN    :=
 SCENARIOS = HEDDLE_BIN=$(CURDIR)/$(BIN) $(GO) tool gotestsum --format testname --hide-summary=output $(RETRY) --jsonfile $(OUT)/$(1).json \
-	--packages "$(2)" -- -count=1 -vet=off -p 2 -parallel=8 -timeout 90m '-run=$(RUN)'
+	--packages "$(2)" -- -count=1 -vet=off -p 2 -parallel=8 -timeout 50m '-run=$(RUN)'
 test: need-root build attack test-packages
 	@mkdir -p $(OUT) && rm -f $(PARTS:%=$(OUT)/%.json) $(OUT)/rust.faults && $(GO) build -o $(OUT)/summary ./test/summary
 	@$(OUT)/summary -every 1m $(OUT) & progress=$$!; \

@@ -80,6 +80,16 @@ func TestOverlayFirewall(t *testing.T) {
 	t.Run("bytes", firewallBytes)
 	t.Run("a port that waits", firewallWaits)
 	t.Run("bound to IPv6", firewallBound6)
+	t.Run("own loopback", firewallOwnLoopback)
+}
+
+// firewallOwnLoopback: what a client on [::] sends to ::1 stays in its container: no forward chain
+// sees it.
+func firewallOwnLoopback(t *testing.T) {
+	p, port := lab.StartPeer(t, "heddle", "n1/c1"), lab.FreePort()
+	p.Must(`l = listen(6, "::", %d, v6only=1)`, port)
+	put(t, "n1", firewallRules[0].in, firewallRules[0].out, port, 6)
+	p.Must(`bound(6, "::", 0).connect(("::1", %d))`, port)
 }
 
 // firewallPassed: the forward chains see one SYN of many connections, and the rest is direct, or

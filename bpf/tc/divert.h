@@ -203,8 +203,8 @@ enum forward_chain {
 
 /* Whether a SYN for endpoint ep of this node is to be routed, so that the node's firewall sees it
  * (sock/firewall.h): to_endpoint gives it to the listener then. What is of a connection that has
- * passed is not: routing would find its socket, and drop it. Nor is what connect_loopback6 sends: it
- * stays in the container. *taken as towards() has it. */
+ * passed is not: routing would find its socket, and drop it. Nor is what connect_loopback6 sends:
+ * it stays in the container. *taken as towards() has it. */
 static __noinline int meets_forward_chain(struct __sk_buff *skb, const struct packet *p,
                                           const struct endpoint *ep, bool *taken)
 {

@@ -266,9 +266,9 @@ static int take_from(struct slot *c, u32 user, u32 group, u64 time, int flags)
 }
 
 /* Moves a batch to the number of the slot, or to one below the limit. A program that closes the
- * batch that it does not know of after the look, and has a file of its own at that number before the
- * next call, loses that: no call replaces only what was looked at. To close the old number instead
- * would be no safer, and who has seen it could meet the program's file. */
+ * batch that it does not know of after the look, and has a file of its own at that number before
+ * the next call, loses that: no call replaces only what was looked at. To close the old number
+ * instead would be no safer, and who has seen it could meet the program's file. */
 static int place(struct slot *c, int batch)
 {
 	u64 limit[2] = {0, 0};

@@ -108,7 +108,7 @@ static int map_reserved(struct memory *m, int fd, uint64_t length)
 		memory_unmap(m);
 		return memory_map(m, fd, length);
 	}
-	/* It may have failed when what was there had gone: another thread may have memory there by now. */
+	/* It may have failed when what was there had gone: another thread may have memory there. */
 	if (error && error != EPROTO)
 		m->base = NULL;
 	close_fd(fd);

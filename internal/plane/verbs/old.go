@@ -17,7 +17,8 @@ import (
 
 // A router of another build than the one that is installed, as there is after an upgrade, keeps the
 // endpoints whose programs have devices open, and gives each back when the last is closed: docs/
-// architecture/verbs.md.
+// architecture/verbs.md. One that does not answer, or hangs up, is connected to again: it has
+// ended, and its socket goes, when nobody listens there.
 
 // inherit connects to the routers that earlier agents have started. It gives the one that stays, if
 // there is one; those of other builds are served until they have ended, by goroutines of old.

@@ -347,13 +347,14 @@ func (es *endpoints) LabelEndpoint(ctx context.Context, name string, req api.Lab
 	}
 	e := old
 	e.Labels = labels
-	if err := es.choose(e); err != nil {
-		return old, errors.Join(err, es.choose(old))
-	}
 	ctx, cancel := context.WithTimeout(ctx, storeAnswers)
 	defer cancel()
+	// The store first: rules that nobody has agreed to would cut connections.
 	if err := es.store.PutEndpoint(ctx, e); err != nil {
-		return old, errors.Join(storeError(err), es.choose(old))
+		return old, storeError(err)
+	}
+	if err := es.choose(e); err != nil {
+		return old, errors.Join(err, es.store.PutEndpoint(ctx, old), es.choose(old))
 	}
 	es.known.add(e)
 	es.saveEndpoint(e.ID)
@@ -362,13 +363,14 @@ func (es *endpoints) LabelEndpoint(ctx context.Context, name string, req api.Lab
 
 // choose gives an endpoint the rules and the stack that its labels have.
 func (es *endpoints) choose(e model.Endpoint) error {
-	if err := es.enforcer.set(e); err != nil {
-		return fmt.Errorf("policy: %w", err)
+	policy, stack := es.enforcer.set(e), es.stacker.set(e)
+	if policy != nil {
+		policy = fmt.Errorf("policy: %w", policy)
 	}
-	if err := es.stacker.set(e); err != nil {
-		return fmt.Errorf("stack: %w", err)
+	if stack != nil {
+		stack = fmt.Errorf("stack: %w", stack)
 	}
-	return nil
+	return errors.Join(policy, stack)
 }
 
 // SetVerbs says what an endpoint of this node has of the verbs plane.

@@ -190,15 +190,19 @@ func (s *server) nodeList(ctx context.Context) ([]api.Node, error) {
 		wait = time.After(s.enough)
 	}
 	s.mu.Unlock()
-	var late error
+	said, err := false, error(nil)
 	select {
 	case <-asking:
+		said = true
 	case <-wait:
 	case <-ctx.Done():
-		late = ctx.Err()
+		err = ctx.Err()
 	}
 	s.mu.Lock()
-	return s.nodes, errors.Join(late, s.nodesErr)
+	if said {
+		err = s.nodesErr
+	}
+	return s.nodes, err
 }
 
 // askNodes asks the agent, for all who wait.

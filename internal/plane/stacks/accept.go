@@ -59,10 +59,10 @@ func (c *call) passOn(h *held, a *acceptor) {
 	if c.t.withdraw(h, a) {
 		return
 	}
-	select { // one of them is there: who removed it has answered it under the lock
+	select {
 	case another := <-a.got:
 		c.p.offer(c.t, h.id, another)
-	case <-a.end:
+	default: // ended, or the listener is gone: who removed it has given what there is under the lock
 	}
 }
 

@@ -18,9 +18,8 @@ var routerAnswers = process.Answers
 type link struct {
 	process.Conn
 	socket string // where it listens
-	// foreign says that it speaks another version: nothing is said to it. faulty: FaultOldRouter is
-	// of it.
-	foreign, faulty bool
+	// foreign says that it speaks another version: nothing is said to it.
+	foreign bool
 	// buf is the receiver's. What parse gives of it holds until the next receive.
 	buf [protocol.StatisticsMax + 1]byte
 	// answers has each STATISTICS, for whoever asked; done is closed when nothing comes any more.
@@ -34,14 +33,7 @@ func dial(path string) (*link, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := newLink(path)
-	l.Conn = conn
-	return l, nil
-}
-
-// newLink gives one without a connection.
-func newLink(socket string) *link {
-	return &link{socket: socket, answers: make(chan heard, 1), done: make(chan struct{})}
+	return &link{Conn: conn, socket: path, answers: make(chan heard, 1), done: make(chan struct{})}, nil
 }
 
 // receiveSoon is receive for a message that is not to take long.

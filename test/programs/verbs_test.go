@@ -410,11 +410,7 @@ func TestVerbs(t *testing.T) {
 		t.Fatalf("router %+v, %v", before, err)
 	}
 
-	out, err := l.heddle(t.Context(), "status", "--node", "n1", "--output", "json").Output()
-	testutil.NoError(t, err)
-	var status []struct{ PID int }
-	testutil.NoError(t, json.Unmarshal(out, &status))
-	testutil.NoError(t, lab.KillAgent(status[0].PID, syscall.SIGKILL))
+	testutil.NoError(t, lab.KillAgent(l.agentPID(), syscall.SIGKILL))
 	l.up()
 	testutil.Eventually(t, "the next agent to have the router", func() (bool, string) {
 		now, err := l.router()
@@ -422,13 +418,7 @@ func TestVerbs(t *testing.T) {
 	})
 	l.mustPair("n1/c2", pingpongPort, "ibv_rc_pingpong", "-g", "0")
 
-	testutil.NoError(t, syscall.Kill(before.PID, syscall.SIGKILL))
-	testutil.Eventually(t, "another router", func() (bool, string) {
-		now, err := l.router()
-		return err == nil && now.State == api.RouterRuns && now.PID != before.PID && now.Ended == 1, fmt.Sprintf("%+v, %v", now, err)
-	})
-	l.mustPair("n1/c2", pingpongPort, "ibv_rc_pingpong", "-g", "0")
-	l.mustPair("n2/c1", pingpongPort, "ibv_rc_pingpong", "-g", "0")
+	l.routerDies(before)
 }
 
 // TestVerbsUnderlay6: the same between nodes with IPv6 addresses only, by GIDs of both families, and

@@ -2,7 +2,6 @@ package programs
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -36,11 +35,7 @@ func otherBuild(t *testing.T) (bin string) {
 // replaceAgent ends n1's agent, and starts one of another build.
 func (l verbsLab) replaceAgent(bin string) {
 	l.Helper()
-	out, err := l.heddle(l.Context(), "status", "--node", "n1", "--output", "json").Output()
-	testutil.NoError(l, err)
-	var status []struct{ PID int }
-	testutil.NoError(l, json.Unmarshal(out, &status))
-	testutil.NoError(l, lab.KillAgent(status[0].PID, syscall.SIGTERM))
+	testutil.NoError(l, lab.KillAgent(l.agentPID(), syscall.SIGTERM))
 	ctx, cancel := context.WithTimeout(l.Context(), 4*testutil.WaitTimeout)
 	defer cancel()
 	args := append([]string{"lab", "up", "--lab", l.name, "--nodes", "2", "--containers", "2"}, l.arguments...)

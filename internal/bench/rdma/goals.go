@@ -72,6 +72,8 @@ func (r Result) Goals() []Goal {
 	overlay := stream
 	overlay.Program = "rstream-overlay"
 	ratio("rsocket on one node: at least 2 x TCP of the overlay", r.of(stream, bytesPerS), r.of(overlay, bytesPerS), 2, true)
+	pipe, piped := Case{Program: "netpipe", Scope: bench.Intra, Bytes: 64 << 10}, Case{Program: "netpipe-overlay", Scope: bench.Intra, Bytes: 64 << 10}
+	ratio("the same by NetPIPE, one message of 64 KiB to and fro at a time", r.of(pipe, bytesPerS), r.of(piped, bytesPerS), 2, true)
 	for _, scope := range []bench.Scope{bench.Intra, bench.Inter} {
 		step := func(program string) float64 {
 			return r.of(Case{Program: program, Scope: scope, Bytes: 8 << 20}, stepMs)

@@ -116,7 +116,7 @@ func TestGoals(t *testing.T) {
 		return found
 	}
 	same := "1.00 reached"
-	want := []string{same, same, same, same, same, same, same, same, same, same, same, "1.00 not reached", "0.00 reached", same, same, "1.00 not reached", "1.00 not reached", "1.00 not reached"}
+	want := []string{same, same, same, same, same, same, same, same, same, same, same, "1.00 not reached", "0.00 reached", same, same, "1.00 not reached", "1.00 not reached", "1.00 not reached", "1.00 not reached"}
 	if got := verdicts(sample(4, 1)); !slices.Equal(got, want) {
 		t.Errorf("got  %q\nwant %q", got, want)
 	}

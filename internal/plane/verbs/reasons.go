@@ -5,7 +5,7 @@ import "heddle.dev/heddle/internal/model"
 // reasons are those of docs/protocols/verbs-agent.md, by their numbers; the last one is for numbers
 // that this build does not know.
 var reasons = [...]model.Reason{
-	{Name: "verbs_quota_contexts", Kind: model.KindRefusal, Help: "RDMA device that could not be opened: the endpoint has as many open as it may (EMFILE)",
+	{Name: "verbs_quota_contexts", Kind: model.KindRefusal, Help: "RDMA device that could not be opened: the endpoint has as many open as it may (EIO of ibv_open_device)",
 		Remedy: "a leak in the program: `heddle rdma` says who has what"},
 	{Name: "verbs_quota_objects", Kind: model.KindRefusal, Help: "queue pair, CQ or other object that could not be made: the endpoint has as many as it may (ENOMEM)",
 		Remedy: "`heddle rdma` shows used and limit; `heddle limit set --verbs-qps`, or `heddled --verbs-qps` and so on"},

@@ -419,7 +419,7 @@ test-underlay-devices: need-root machine build lab-packages
 	@mkdir -p $(OUT)
 	HEDDLE_KERNEL=$$(ls -d $(CURDIR)/$(OUT)/kernel/linux-image-*.deb) $(GO) test ./test/kernels -run TestUnderlayDevices -count=1 -v -timeout 70m
 
-# RDMA with a card, which is rdma_rxe in two emulated machines. Some two minutes.
+# RDMA with a card, which is rdma_rxe in two emulated machines. 4 minutes, 10 on a busy machine.
 test-rdma-card: need-root machine build
 	$(call install,$(VERBS_PACKAGES) ibverbs-providers iproute2)
 	cd rust && $(CARGO) build --release --locked --quiet -p heddle-rdma --example agent --example hostile

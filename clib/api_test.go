@@ -28,12 +28,20 @@ func TestAPI(t *testing.T) {
 	_, dirs := startRDMA(t, [4]byte{10, 9, 0, 1})
 	p := newPlace(t, dirs[0])
 	program := compileAPI(t)
-	for _, part := range []string{"operations", "refusals", "events", "threads", "resize", "reregister", "groups", "naps", "shared", "scarce"} {
+	for _, part := range []string{"operations", "refusals", "events", "threads", "resize", "reregister", "groups", "naps", "shared", "scarce", "sleeping"} {
 		t.Run(part, func(t *testing.T) {
 			if out, err := p.command(program, part).CombinedOutput(); err != nil {
 				t.Errorf("%v\n%s", err, out)
 			}
 		})
+	}
+}
+
+// TestSpins: programs of a container look for work for as long as its setting says.
+func TestSpins(t *testing.T) {
+	_, dirs := startSpinning(t, 1_000_000, [4]byte{10, 9, 0, 1})
+	if out, err := newPlace(t, dirs[0]).command(compileAPI(t), "spins").CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
 	}
 }
 

@@ -53,6 +53,12 @@ type agent struct {
 // the folders of their control sockets.
 func startRDMA(t *testing.T, gids ...[4]byte) (a *agent, dirs []string) {
 	t.Helper()
+	return startSpinning(t, 0, gids...)
+}
+
+// startSpinning is startRDMA, with endpoints whose programs look for work for so many microseconds.
+func startSpinning(t *testing.T, micros uint32, gids ...[4]byte) (a *agent, dirs []string) {
+	t.Helper()
 	a = &agent{t: t, numbers: map[[16]byte]uint64{}, answers: make(chan []byte, 1)}
 	socket := filepath.Join(t.TempDir(), "agent")
 	a.router = exec.Command(filepath.Join(filepath.Dir(library(t)), "heddle-rdma"), "--agent", socket, "--sockets", filepath.Dir(filepath.Dir(socket)))
@@ -72,6 +78,7 @@ func startRDMA(t *testing.T, gids ...[4]byte) (a *agent, dirs []string) {
 		body := make([]byte, 32+64+64)
 		body[10], body[11] = 0xff, 0xff
 		copy(body[12:], gid[:])
+		order.PutUint32(body[32+40:], micros)
 		copy(body[96:], "test")
 		a.numbers[[16]byte(body)] = uint64(i + 1)
 		a.send(agentEndpoint, 0, uint64(i+1), body, listener)

@@ -530,10 +530,10 @@ int main(int count, char **words)
 		const char *name;
 		void (*run)(void);
 	} parts[] = {
-	        {"operations", operations}, {"refusals", refusals}, {"events", events}, {"end", end},
-	        {"broken", broken},         {"threads", threads},   {"make", make},     {"resize", resize},
-	        {"reregister", reregister}, {"groups", groups},     {"naps", naps},     {"shared", shared},
-	        {"scarce", scarce}};
+	        {"operations", operations}, {"refusals", refusals}, {"events", events},    {"end", end},
+	        {"broken", broken},         {"threads", threads},   {"make", make},        {"resize", resize},
+	        {"reregister", reregister}, {"groups", groups},     {"naps", naps},        {"shared", shared},
+	        {"scarce", scarce},         {"spins", spins},       {"sleeping", sleeping}};
 
 	for (size_t i = 0; count == 2 && i < sizeof(parts) / sizeof(parts[0]); i++) {
 		if (strcmp(words[1], parts[i].name) == 0) {

@@ -38,6 +38,8 @@ void close_all(struct ibv_qp *a, struct ibv_qp *b);
 void resize(void);
 void reregister(void);
 void naps(void);
+void spins(void);
+void sleeping(void);
 void groups(void);
 void shared(void);
 void scarce(void);

@@ -2,10 +2,12 @@
 /* Objects that change while they are used: completion queues, regions, groups of queue pairs;
  * shared receive queues; and what is scarce. */
 
+#include <fcntl.h>
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <time.h>
 
 #include "api.h"
 
@@ -201,6 +203,90 @@ void naps(void)
 	}
 	close_all(a, b);
 	IS(sched_setaffinity(0, sizeof(all), &all), 0);
+}
+
+/* Waits for events of messages that it sends itself; says how often it slept. */
+static long sleeps_for_events(struct ibv_qp *a, struct ibv_qp *b, int messages)
+{
+	struct ibv_cq *found;
+	long before;
+	void *own;
+
+	IS(ibv_req_notify_cq(ibv_cq_ex_to_cq(cq), 0), 0);
+	before = sleeps();
+	for (int i = 0; i < messages; i++) {
+		IS(receive(b, 100, 8, 1), 0);
+		send_one(a, IBV_SEND_SIGNALED);
+		IS(ibv_get_cq_event(channel, &found, &own), 0);
+		ibv_ack_cq_events(found, 1);
+		IS(next().status | next().status, IBV_WC_SUCCESS);
+		IS(ibv_req_notify_cq(found, 0), 0);
+	}
+	return sleeps() - before;
+}
+
+/* The setting of the container is a second here: a wait for what comes sooner does not sleep.
+ * Polls of nothing keep their processor for that long, and then sleep; and after one that was in
+ * vain the next ones sleep soon. */
+void spins(void)
+{
+	struct timespec start, now;
+	cpu_set_t one, all;
+	struct ibv_wc wc;
+	double took = 1;
+
+	open_all();
+	struct ibv_qp *a = make_qp(IBV_QPT_RC), *b = make_qp(IBV_QPT_RC);
+
+	connect_to(a, b->qp_num);
+	connect_to(b, a->qp_num);
+	IS(sleeps_for_events(a, b, 100) < 10, 1);
+	CPU_ZERO(&one);
+	CPU_SET(sched_getcpu(), &one);
+	IS(sched_getaffinity(0, sizeof(all), &all), 0);
+	IS(sched_setaffinity(0, sizeof(one), &one), 0);
+	close_all(a, b);
+	open_all();
+	a = make_qp(IBV_QPT_RC), b = make_qp(IBV_QPT_RC);
+	connect_to(a, b->qp_num);
+	connect_to(b, a->qp_num);
+	/* Short waits between them may use up what the first that was in vain has left. */
+	for (int round = 0; round < 3 && took >= .5; round++) {
+		clock_gettime(CLOCK_MONOTONIC, &start);
+		for (long before = sleeps(); sleeps() < before + 3;)
+			IS(ibv_poll_cq(ibv_cq_ex_to_cq(cq), 1, &wc), 0);
+		clock_gettime(CLOCK_MONOTONIC, &now);
+		took = now.tv_sec - start.tv_sec + (now.tv_nsec - start.tv_nsec) * 1e-9;
+		IS(round > 0 || took >= 1, 1);
+		IS(receive(b, 100, 8, 1), 0);
+		send_one(a, IBV_SEND_SIGNALED);
+		IS(next().status | next().status, IBV_WC_SUCCESS);
+	}
+	IS(took < .5, 1);
+	/* Who does not want to wait does not. */
+	struct ibv_cq *found;
+	void *own;
+
+	IS(fcntl(channel->fd, F_SETFL, O_NONBLOCK), 0);
+	clock_gettime(CLOCK_MONOTONIC, &start);
+	IS(ibv_get_cq_event(channel, &found, &own), -1);
+	IS(errno, EAGAIN);
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	IS((now.tv_sec - start.tv_sec) * 1000000000 + now.tv_nsec - start.tv_nsec < 500000000, 1);
+	close_all(a, b);
+	IS(sched_setaffinity(0, sizeof(all), &all), 0);
+}
+
+/* Without a setting a wait for an event sleeps, but for those that came before it. */
+void sleeping(void)
+{
+	open_all();
+	struct ibv_qp *a = make_qp(IBV_QPT_RC), *b = make_qp(IBV_QPT_RC);
+
+	connect_to(a, b->qp_num);
+	connect_to(b, a->qp_num);
+	IS(sleeps_for_events(a, b, 100) > 20, 1);
+	close_all(a, b);
 }
 
 /* How much of the router's this program has mapped. */

@@ -5,10 +5,8 @@
 
 /* So many polls that find nothing are followed by a look whether the router is there. */
 #define POLLS_BEFORE_LOOK  4096
-/* So many are followed by a look whether others should run, where the router says that there is a
- * processor for who spins, and where there is none. */
-#define POLLS_WITH_SPIN    4096
-#define POLLS_WITHOUT_SPIN 64
+/* So many are followed by a look whether others should run. */
+#define POLLS_BEFORE_YIELD 64
 
 #define SUPPORTED_WC_FLAGS                                                                                   \
 	(IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP |                                       \
@@ -219,7 +217,7 @@ static bool is_cq_dead(struct cq *cq)
 	if (is_gone(c))
 		return true;
 	cq->empty_polls++;
-	if (cq->empty_polls % (c->hello.spin_us ? POLLS_WITH_SPIN : POLLS_WITHOUT_SPIN) == 0)
+	if (cq->empty_polls % POLLS_BEFORE_YIELD == 0)
 		cq->waits = nap_yield(c);
 	return cq->empty_polls % POLLS_BEFORE_LOOK == 0 && control_is_gone(c);
 }

@@ -2,6 +2,7 @@
 /* Completion channels and asynchronous events: sockets on which the router sends a message for
  * each. */
 
+#include <fcntl.h>
 #include <sys/socket.h>
 
 #include "verbs/internal.h"
@@ -41,14 +42,44 @@ PUBLIC int ibv_destroy_comp_channel(struct ibv_comp_channel *base)
 	return 0;
 }
 
-/* Receives one event. Returns 1, 0 if the router has ended, or -1 with errno. */
-static int receive_event(struct context *c, int fd, void *event, size_t length)
+/* Receives what comes while the container's setting has the wait spin: as recv, EAGAIN if nothing
+ * came. */
+static long receive_spinning(struct context *c, struct spin *s, int fd, void *event, size_t length)
+{
+	int64_t time = spin_begin(c, s), until;
+	long got;
+
+	errno = EAGAIN;
+	if (!time)
+		return -1;
+	got = recv(fd, event, length, MSG_DONTWAIT);
+	/* A program that does not want to wait is told so at once. */
+	if (got < 0 && errno == EAGAIN && syscall(SYS_fcntl, fd, F_GETFL) & O_NONBLOCK) {
+		errno = EAGAIN;
+		return -1;
+	}
+	until = now_ns() + time;
+	while (got < 0 && errno == EAGAIN && now_ns() < until && !is_gone(c))
+		got = recv(fd, event, length, MSG_DONTWAIT);
+	spin_end(s, got >= 0);
+	return got;
+}
+
+/* Receives one event, spinning first if `s` is one. Returns 1, 0 if the router has ended, or -1
+ * with errno. */
+static int receive_event(struct context *c, struct spin *s, int fd, void *event, size_t length)
 {
 	/* Nothing is waited for from a router that was given up. recv() of the C library, because a
 	 * thread can be cancelled in it, as it can in the read() of the real library. */
-	bool gone = is_gone(c);
-	long got = recv(fd, event, length, gone ? MSG_DONTWAIT : 0);
+	bool gone;
+	long got = -1;
 
+	errno = EAGAIN;
+	if (s && !is_gone(c))
+		got = receive_spinning(c, s, fd, event, length);
+	gone = is_gone(c);
+	if (got < 0 && errno == EAGAIN)
+		got = recv(fd, event, length, gone ? MSG_DONTWAIT : 0);
 	if (got == (long)length)
 		return 1;
 	if (got < 0 && errno != ECONNRESET && !(gone && errno == EAGAIN))
@@ -81,7 +112,8 @@ PUBLIC int ibv_get_cq_event(struct ibv_comp_channel *channel, struct ibv_cq **fo
 	struct cq *cq;
 
 	do {
-		int got = receive_event(c, channel->fd, &event, sizeof(event));
+		int got = receive_event(c, &((struct channel *)channel)->spin, channel->fd, &event,
+		                        sizeof(event));
 
 		if (got < 0)
 			return -1;
@@ -196,7 +228,7 @@ PUBLIC int ibv_get_async_event(struct ibv_context *context, struct ibv_async_eve
 	bool found;
 
 	do {
-		int got = receive_event(c, context->async_fd, &from, sizeof(from));
+		int got = receive_event(c, NULL, context->async_fd, &from, sizeof(from));
 
 		if (got < 0)
 			return -1;

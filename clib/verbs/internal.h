@@ -34,6 +34,12 @@
  * now. */
 #define CONTROL_SOCKET "/dev/heddle-verbs/control"
 
+/* What became of the waits that were spun for, for who waits at one place: after each that was in
+ * vain, twice as many sleep at once, so that a program whose work comes late loses little by it. */
+struct spin {
+	_Atomic uint32_t misses, skips;
+};
+
 /* An open device: one connection to the router. */
 struct context {
 	struct lock control_lock;
@@ -48,6 +54,8 @@ struct context {
 	bool naps;
 	_Atomic int64_t quiet_since; /* no completion came since then; 0: one did, or nobody looked */
 	_Atomic int64_t patience;    /* for how long polls go on before they wait */
+	_Atomic int64_t spins;       /* for how long, since quiet_since, they keep their processor */
+	struct spin spin;
 	struct verbs_hello_reply hello;
 	uint8_t gid[3][16]; /* the port's table */
 	uint32_t gid_count;
@@ -76,6 +84,7 @@ struct memory {
 struct channel {
 	struct ibv_comp_channel base;
 	uint32_t handle;
+	struct spin spin;
 };
 
 /* Resizing doubles a queue at least. */
@@ -173,9 +182,15 @@ static inline bool is_gone(const struct context *c)
 
 /* nap.c */
 
+int64_t now_ns(void);
+/* A wait begins: for how many ns it spins, which ends by spin_end. 0: not at all. */
+int64_t spin_begin(struct context *c, struct spin *s);
+/* Something came while it was spun, or nothing did. */
+void spin_end(struct spin *s, bool came);
 /* Whether polls of a context may wait, from now on. */
 void nap_begin(struct context *c);
-/* Polls have found nothing for a while: lets others run. True if it has to be by nap_wait. */
+/* Polls have found nothing for a while: lets others run, unless they are to spin. True if it has to
+ * be by nap_wait. */
 bool nap_yield(struct context *c);
 /* Waits for a moment, or until the router has completed something. Without the lock of the CQ. */
 void nap_wait(struct cq *cq);

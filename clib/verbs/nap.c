@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* What polls do that find nothing where there are few processors: a thread that spins would keep
- * the router, and the program at the other end, from one of them. It yields first. When nothing has
- * come for some time it waits until the router completes something, or for a moment: a program may
- * look at other things beside this. */
+/* What waits of a program do before it sleeps. For as long as its container's setting says they
+ * look on, and keep their processor. Then they sleep: who waits for an event at once, who polls
+ * where there are few processors, since a thread that spins would keep the router, and the program
+ * at the other end, from one of them. It yields first. When nothing has come for some time it waits
+ * until the router completes something, or for a moment: a program may look at other things beside
+ * this. */
 
 #include <sched.h>
 #include <time.h>
@@ -18,13 +20,36 @@
 #define LATE              200000
 /* For how long a wait goes on. */
 #define NAP               100000
+/* So many waits at most go by without a spin after one that was in vain. */
+#define SKIPS_MOST        63
 
-static int64_t now_ns(void)
+int64_t now_ns(void)
 {
 	struct timespec now = {0};
 
 	syscall(SYS_clock_gettime, CLOCK_MONOTONIC, &now);
 	return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+int64_t spin_begin(struct context *c, struct spin *s)
+{
+	uint32_t skips = atomic_load_explicit(&s->skips, memory_order_relaxed);
+
+	if (c->hello.spin_us && skips)
+		atomic_store_explicit(&s->skips, skips - 1, memory_order_relaxed);
+	return skips ? 0 : (int64_t)c->hello.spin_us * 1000;
+}
+
+void spin_end(struct spin *s, bool came)
+{
+	uint32_t misses = 0;
+
+	if (!came)
+		misses = 2 * atomic_load_explicit(&s->misses, memory_order_relaxed) + 1;
+	if (misses > SKIPS_MOST)
+		misses = SKIPS_MOST;
+	atomic_store_explicit(&s->misses, misses, memory_order_relaxed);
+	atomic_store_explicit(&s->skips, misses, memory_order_relaxed);
 }
 
 static _Atomic uint32_t *nap_word(struct context *c)
@@ -40,17 +65,25 @@ void nap_begin(struct context *c)
 
 	for (long i = 0; i < length / (long)sizeof(mask[0]); i++)
 		processors += __builtin_popcountl(mask[i]);
-	c->naps = !c->hello.spin_us && processors > 0 && processors < PROCESSORS_ENOUGH;
+	c->naps = processors > 0 && processors < PROCESSORS_ENOUGH;
 	atomic_store(&c->patience, PATIENCE);
 }
 
 bool nap_yield(struct context *c)
 {
-	if (c->naps) {
-		int64_t now = now_ns(), since = 0;
+	if (c->naps || c->hello.spin_us) {
+		int64_t now = now_ns(), since = 0, quiet = 0, spins;
 
-		if (!atomic_compare_exchange_strong(&c->quiet_since, &since, now) &&
-		    now - since >= atomic_load_explicit(&c->patience, memory_order_relaxed))
+		if (atomic_compare_exchange_strong(&c->quiet_since, &since, now))
+			atomic_store_explicit(&c->spins, spin_begin(c, &c->spin), memory_order_relaxed);
+		else
+			quiet = now - since;
+		spins = atomic_load_explicit(&c->spins, memory_order_relaxed);
+		if (quiet < spins)
+			return false;
+		if (spins && atomic_compare_exchange_strong(&c->spins, &spins, 0))
+			spin_end(&c->spin, false);
+		if (c->naps && since && quiet >= atomic_load_explicit(&c->patience, memory_order_relaxed))
 			return true;
 	}
 	syscall(SYS_sched_yield);
@@ -59,7 +92,11 @@ bool nap_yield(struct context *c)
 
 void nap_found_slowly(struct context *c, int64_t since)
 {
-	if (atomic_compare_exchange_strong(&c->quiet_since, &since, 0))
+	if (!atomic_compare_exchange_strong(&c->quiet_since, &since, 0))
+		return;
+	if (atomic_exchange(&c->spins, 0))
+		spin_end(&c->spin, true);
+	if (c->naps)
 		atomic_store_explicit(&c->patience, now_ns() - since > LATE ? 0 : PATIENCE,
 		                      memory_order_relaxed);
 }

@@ -152,7 +152,7 @@ struct verbs_hello_reply {
 	uint32_t max_mcast_grp;
 	uint32_t max_msg_size; /* bytes of an RC or UC message */
 	uint32_t mtu;          /* enum ibv_mtu: the most of a UD message, and the path MTU */
-	uint32_t spin_us;      /* for how long a waiting side of the program may spin; 0: not at all */
+	uint32_t spin_us;      /* for how long who waits spins before it sleeps; 0: not at all */
 	uint64_t max_mr_size;
 	uint64_t features; /* VERBS_FEATURE_...; others are ignored */
 };

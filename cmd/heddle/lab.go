@@ -55,7 +55,7 @@ func newLabUpCmd(name *string) *cobra.Command {
 	cmd.Flags().BoolVar(&size.Guest, "guest", false, "let connections within a node go through memory in the containers of a new lab, as stack profiles say")
 	cmd.Flags().BoolVar(&size.Stacks, "stacks", false, "let stack modules run the TCP of the containers of a new lab, as stack profiles say")
 	cmd.Flags().BoolVar(&size.Verbs, "verbs", false, "give the containers of a new lab RDMA devices; needs libibverbs1 on this machine")
-	cmd.Flags().Uint32Var(&size.VerbsSpinMicros, "verbs-spin-us", 0, "with --verbs: microseconds for which their programs may look for work before they sleep")
+	cmd.Flags().Uint32Var(&size.VerbsSpinMicros, "verbs-spin-us", 0, "with --verbs: microseconds for which their programs look for work before they sleep; 0: as many as their node says")
 	cmd.Flags().IntVar(&size.Containers, "containers", 0, "number of containers on each node: n1/c1, n1/c2 ... (default 2)")
 	return cmd
 }

@@ -120,6 +120,7 @@ type flags struct {
 	cfg                                                     node.Config
 	noKeeper                                                bool
 	verbs                                                   model.VerbsLimits
+	verbsSpin                                               uint32
 	rdmaDevice                                              string
 	rdmaOutside                                             []string
 	stackDrain                                              time.Duration
@@ -175,6 +176,7 @@ func (f *flags) register(cmd *cobra.Command) {
 	} {
 		p.Uint32Var(q.to, q.name, 0, q.usage+" (default the router's own: docs/howto/rdma.md)")
 	}
+	p.Uint32Var(&f.verbsSpin, "verbs-spin-us", verbs.DefaultSpinMicros(runtime.NumCPU()), "for how many microseconds programs with an RDMA device whose containers say nothing of it look for work before they sleep, and the router for any at most; if not given, 0 on fewer than four processors, else 20 (docs/howto/rdma.md)")
 	p.StringVar(&f.cfg.StateDir, "state-dir", "/var/lib/heddle", "the agent's own files")
 	p.StringVar(&f.cfg.PinDir, "bpf-dir", "/sys/fs/bpf/heddle", "directory on a BPF file system for pins")
 	p.StringVar(&f.cfg.Cgroup, "cgroup", "/sys/fs/cgroup/heddle", "the agent's own cgroup (version 2), or '"+delegatedCgroup+"': below the one that the service manager delegated to it")
@@ -227,6 +229,9 @@ func (f *flags) config() (node.Config, error) {
 			return cfg, fmt.Errorf("--rdma-device: %w", err)
 		}
 	}
+	if f.verbsSpin > model.MaxSpinMicros {
+		return cfg, fmt.Errorf("--verbs-spin-us %d: want at most %d", f.verbsSpin, model.MaxSpinMicros)
+	}
 	if f.stackDrain < 0 {
 		return cfg, fmt.Errorf("--stack-drain %s: less than 0", f.stackDrain)
 	}
@@ -270,7 +275,7 @@ func (f *flags) planes(h plane.Host, cfg node.Config, self string, outside []net
 		return nil, errors.Join(err, modules.Close(), memory.Close())
 	}
 	return []plane.Plane{modules, memory, service, verbs.Open(verbs.Config{
-		StateDir: cfg.StateDir, SeccompSocket: cfg.SeccompSocket, Self: self, Device: f.rdmaDevice, Outside: outside, Decide: h.StackModules.Decide, Limits: f.verbs, Sockets: h.Sockets, SetGroups: h.SetGroups, Faults: h.Faults,
+		StateDir: cfg.StateDir, SeccompSocket: cfg.SeccompSocket, Self: self, Device: f.rdmaDevice, Outside: outside, Decide: h.StackModules.Decide, Limits: f.verbs, SpinMicros: f.verbsSpin, Sockets: h.Sockets, SetGroups: h.SetGroups, Faults: h.Faults,
 		Log: h.Log,
 	})}, nil
 }

@@ -26,7 +26,8 @@ func TestDefaultFile(t *testing.T) {
 		"pool":   "10.244.0.0/16",     // the network's default, not the flag's
 		"cgroup": delegatedCgroup,     // the unit sets it
 		"node":   "", "store-dir": "", // of this host; of another flag
-		"vni": "", "prefix": "", "prefix6": "", "rdma-outside": "",
+		"verbs-spin-us": "", // of this host's processors
+		"vni":           "", "prefix": "", "prefix6": "", "rdma-outside": "",
 	}
 	cmd := newCommand()
 	cmd.InitDefaultHelpFlag()

@@ -43,7 +43,7 @@ type State struct {
 	Stacks bool `json:"stacks,omitempty"`
 	// Verbs says that the containers have RDMA devices.
 	Verbs bool `json:"verbs,omitempty"`
-	// VerbsSpinMicros is for how long their programs may look for work before they sleep.
+	// VerbsSpinMicros is for how long their programs look for work before they sleep.
 	VerbsSpinMicros uint32 `json:"verbs_spin_us,omitempty"`
 	// Overlay is each container's IPv4 overlay address, by its name "n1/c1"; Overlay6 its IPv6 one,
 	// if it has one.

@@ -44,7 +44,8 @@ func (v VerbsRecord) Validate() error {
 type VerbsEndpoint struct {
 	// Wanted says that the endpoint's containers are to have an RDMA device.
 	Wanted bool `json:"wanted,omitempty"`
-	// SpinMicros is for how many microseconds their programs may look for work before they sleep.
+	// SpinMicros is for how many microseconds their programs, and the router for them, may look for
+	// work before they sleep; 0: for as many as the node says.
 	SpinMicros uint32 `json:"spin_us,omitempty"`
 	// Outside says that they may have peers without Heddle, by the node's card.
 	Outside bool `json:"outside,omitempty"`

@@ -1,6 +1,7 @@
 package verbs
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"os"
@@ -25,15 +26,15 @@ func helloMessage() []byte {
 	return layout.Append(nil, &protocol.Number{Head: protocol.Head{Type: protocol.TypeHello}, Number: protocol.Version})
 }
 
-// limitsOf are the limits of e, where it has none those of defaults.
-func limitsOf(e model.Endpoint, defaults model.VerbsLimits) protocol.Limits {
+// limitsOf are the limits of e, where it has none those of the node.
+func limitsOf(e model.Endpoint, node Config) protocol.Limits {
 	var l model.Limits
 	if e.Limits != nil {
 		l = *e.Limits
 	}
-	v := l.Verbs.Or(defaults)
+	v := l.Verbs.Or(node.Limits)
 	limits := protocol.Limits{
-		QPs: v.QPs, CQs: v.CQs, MRs: v.MRs, MemoryMib: v.MemoryMiB, SendsPerSecond: v.Messages, SpinUs: e.Planes.Verbs.SpinMicros,
+		QPs: v.QPs, CQs: v.CQs, MRs: v.MRs, MemoryMib: v.MemoryMiB, SendsPerSecond: v.Messages, SpinUs: spinOf(e, node),
 		EgressKbit: kilobits(l.Egress), IngressKbit: kilobits(l.Ingress),
 	}
 	if e.Planes.Verbs.Outside {
@@ -42,13 +43,18 @@ func limitsOf(e model.Endpoint, defaults model.VerbsLimits) protocol.Limits {
 	return limits
 }
 
+// spinOf is for how many microseconds e's programs look for work before they sleep.
+func spinOf(e model.Endpoint, node Config) uint32 {
+	return cmp.Or(e.Planes.Verbs.SpinMicros, node.SpinMicros)
+}
+
 // kilobits gives a rate in the router's unit; model.MaxRate fits.
 func kilobits(r model.Rate) uint32 { return uint32(r / 1000) }
 
 // endpointMessage is ENDPOINT: number is e's at the router.
-func endpointMessage(number uint64, e model.Endpoint, defaults model.VerbsLimits) []byte {
+func endpointMessage(number uint64, e model.Endpoint, node Config) []byte {
 	m := protocol.Endpoint{
-		Head: protocol.Head{Type: protocol.TypeEndpoint, Endpoint: number}, GIDs: gidsOf(e.Addr4(), e.Addr6()), Limits: limitsOf(e, defaults),
+		Head: protocol.Head{Type: protocol.TypeEndpoint, Endpoint: number}, GIDs: gidsOf(e.Addr4(), e.Addr6()), Limits: limitsOf(e, node),
 	}
 	copy(m.Name[:], e.Name) // names are ASCII: cut anywhere, they are UTF-8
 	return layout.Append(nil, &m)

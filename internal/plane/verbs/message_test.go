@@ -42,7 +42,7 @@ func TestWire(t *testing.T) {
 	said := protocol.Limits{
 		Contexts: 1, QPs: 2, CQs: 3, MRs: 4, Pds: 5, Srqs: 6, Ahs: 7, Channels: 8, MemoryMib: 9, SendsPerSecond: 10, SpinUs: 11, EgressKbit: 12, IngressKbit: 13, Outside: 1,
 	}
-	endpoint, err := layout.Parse[protocol.Endpoint](endpointMessage(number, e, model.VerbsLimits{}))
+	endpoint, err := layout.Parse[protocol.Endpoint](endpointMessage(number, e, Config{}))
 	testutil.NoError(t, err)
 	endpoint.Limits = said
 	asked := heard{Head: protocol.Head{Tag: 0x11, Endpoint: number}, to: to}

@@ -95,7 +95,7 @@ func (p *Plane) drain(l *link) error {
 	for _, ep := range p.endpoints {
 		if ep.router == nil {
 			ep.router = l
-			p.send(l, endpointMessage(ep.number, ep.Endpoint, p.cfg.Limits), nil)
+			p.send(l, endpointMessage(ep.number, ep.Endpoint, p.cfg), nil)
 		}
 	}
 	p.tellAllGroups(l)

@@ -51,8 +51,11 @@ type Config struct {
 	// Decide gives the verdict of the policy in force on a TCP connection.
 	Decide func(from, to netip.Addr, port uint16) (model.Verdict, error)
 	// Limits are those of endpoints that have none themselves.
-	Limits  model.VerbsLimits
-	Sockets plane.Sockets
+	Limits model.VerbsLimits
+	// SpinMicros is the SpinMicros of endpoints that have none themselves, and the most that the
+	// router, whose time is the node's and no container's, heeds of any.
+	SpinMicros uint32
+	Sockets    plane.Sockets
 	// SetGroups tells other nodes of groups that queue pairs of this one's endpoints have joined.
 	SetGroups plane.SetGroups
 	Faults    plane.Faults
@@ -422,7 +425,7 @@ func (p *Plane) tellIfThere(ep *endpoint) {
 	if ep.router == nil {
 		return
 	}
-	p.send(ep.router, endpointMessage(ep.number, ep.Endpoint, p.cfg.Limits), ep.listener)
+	p.send(ep.router, endpointMessage(ep.number, ep.Endpoint, p.cfg), ep.listener)
 	ep.closeListener() // the router has it, or the socket is made anew
 }
 

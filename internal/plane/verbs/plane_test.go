@@ -123,7 +123,7 @@ func newNode(t *testing.T) node {
 func (n node) open(all ...model.Endpoint) *Plane {
 	p := Open(Config{
 		StateDir: n.dir, SeccompSocket: filepath.Join(n.dir, "seccomp.sock"), Self: filepath.Join(n.dir, "heddled"),
-		Limits: model.VerbsLimits{QPs: 1, CQs: 77}, Sockets: loopback{}, SetGroups: n.setGroups, Faults: n.faults, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Limits: model.VerbsLimits{QPs: 1, CQs: 77}, SpinMicros: 20, Sockets: loopback{}, SetGroups: n.setGroups, Faults: n.faults, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
 	for _, e := range all {
 		if err := p.Attach(e, netcfg.EndpointDevice{}); err != nil {
@@ -444,7 +444,7 @@ func TestKeepRemovesFolders(t *testing.T) {
 func FuzzParse(f *testing.F) {
 	f.Add(helloMessage())
 	f.Add(refusal(7, 9))
-	f.Add(endpointMessage(7, wanted, model.VerbsLimits{}))
+	f.Add(endpointMessage(7, wanted, Config{}))
 	f.Add(statisticsMessage(3, protocol.KindEndpoints, 0, endpointStatistics(nil, api.RDMATraffic{})))
 	f.Add(statisticsMessage(3, protocol.KindQPs, 9, qpRecord()))
 	f.Add(statisticsMessage(3, protocol.KindIDs, 0, idRecord()))

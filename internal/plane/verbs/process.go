@@ -2,6 +2,7 @@ package verbs
 
 import (
 	"path/filepath"
+	"strconv"
 
 	"heddle.dev/heddle/internal/plane/process"
 	"heddle.dev/heddle/internal/plane/verbs/folder"
@@ -9,6 +10,21 @@ import (
 
 // Program is the router's.
 const Program = "heddle-rdma"
+
+// Where a node has fewer processors, who looks for work keeps one from who would do it.
+const spinProcessors = 4
+
+// defaultSpinMicros is less than it takes to sleep and to be woken.
+const defaultSpinMicros = 20
+
+// DefaultSpinMicros is Config.SpinMicros of a node with so many processors whose operator says
+// nothing.
+func DefaultSpinMicros(processors int) uint32 {
+	if processors < spinProcessors {
+		return 0
+	}
+	return defaultSpinMicros
+}
 
 // Names of what the router has in the agent's state directory.
 const (
@@ -39,11 +55,20 @@ func (p *Plane) reach() (*link, error) {
 	if err != nil {
 		return nil, err
 	}
-	router.More = []string{"--sockets", sockets}
-	if p.cfg.Device != "" {
-		router.More = append(router.More, "--device", p.cfg.Device)
-	}
+	router.More = p.cfg.arguments(sockets)
 	return process.Reach(router, dial)
+}
+
+// arguments are what a router is started with beside Arguments; endpoints' folders are below sockets.
+func (c Config) arguments(sockets string) []string {
+	args := []string{"--sockets", sockets}
+	if c.Device != "" {
+		args = append(args, "--device", c.Device)
+	}
+	if c.SpinMicros > 0 {
+		args = append(args, "--spin-us", strconv.FormatUint(uint64(c.SpinMicros), 10))
+	}
+	return args
 }
 
 // adopt connects to a router that an earlier agent started.

@@ -240,7 +240,7 @@ func (p *Plane) RDMA(ctx context.Context) (api.RDMA, error) {
 	p.mu.Lock()
 	for _, ep := range p.endpoints {
 		names[ep.number] = ep.Name
-		out.Devices = append(out.Devices, ep.report())
+		out.Devices = append(out.Devices, ep.report(p.cfg))
 	}
 	p.mu.Unlock()
 	slices.SortFunc(out.Devices, func(a, b api.RDMADevice) int { return strings.Compare(a.Endpoint, b.Endpoint) })
@@ -267,8 +267,8 @@ func (p *Plane) RDMA(ctx context.Context) (api.RDMA, error) {
 }
 
 // report says what is known of the endpoint's device.
-func (ep *endpoint) report() api.RDMADevice {
-	d := api.RDMADevice{Endpoint: ep.Name, GIDs: ep.Addrs, SpinMicros: ep.Planes.Verbs.SpinMicros, Known: ep.counted.last.Endpoint != 0}
+func (ep *endpoint) report(node Config) api.RDMADevice {
+	d := api.RDMADevice{Endpoint: ep.Name, GIDs: ep.Addrs, SpinMicros: spinOf(ep.Endpoint, node), Known: ep.counted.last.Endpoint != 0}
 	if !d.Known {
 		return d
 	}

@@ -59,6 +59,7 @@ pub(crate) struct Endpoint {
     pub(crate) number: u64,
     pub(crate) gids: [Gid; 2],
     pub(crate) listener: OwnedFd,
+    /// For how long its programs, and whoever serves it, look for work before they sleep.
     pub(crate) spin_us: u32,
     /// Send requests.
     requests: Bucket,

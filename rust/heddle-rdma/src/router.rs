@@ -18,8 +18,10 @@ use crate::requests::QUANTUM;
 use crate::sandbox;
 use crate::shards::{NOBODY, Nudge};
 use crate::sys::{self, Epoll};
+use spin::Spin;
 
 mod orders;
+mod spin;
 #[cfg(test)]
 mod tests;
 
@@ -30,7 +32,7 @@ pub struct Options {
     pub agent: PathBuf,
     /// The directory below which endpoints' control sockets are.
     pub sockets: PathBuf,
-    /// For how long it looks for work before it sleeps.
+    /// For how long it looks for work before it sleeps at most, whatever its endpoints say.
     pub spin: Duration,
     /// For how long a copy of a program's memory may wait until its endpoint gets a thread of its
     /// own. Zero is for tests: any copy may be taken for one that waits.
@@ -152,9 +154,8 @@ struct Loop {
     /// All that there is, or something hollow while others have it.
     objects: Box<Objects>,
     worker: Arc<Worker>,
-    spin: Duration,
-    /// When there was work last.
-    last_work: Instant,
+    spin_most: Duration,
+    spin: Spin,
     turns: u32,
     /// When it looked last for contexts that may rest, and whether some do: they ring.
     last_rest: Instant,
@@ -168,12 +169,12 @@ struct Loop {
 }
 
 impl Loop {
-    fn new(objects: Box<Objects>, worker: Arc<Worker>, spin: Duration) -> Self {
+    fn new(objects: Box<Objects>, worker: Arc<Worker>, spin_most: Duration) -> Self {
         Self {
             objects,
             worker,
-            spin,
-            last_work: Instant::now(),
+            spin_most,
+            spin: Spin::default(),
             turns: 0,
             last_rest: Instant::now(),
             rests: false,
@@ -207,7 +208,7 @@ impl Loop {
         let mut until = self.expire(shard, now);
         self.speak(shard);
         if self.objects.card_turn(shard) | self.turn(shard, now, &mut until) {
-            self.last_work = now;
+            self.spin.came();
             self.turns += 1;
             self.untold = true;
             // A worker that was stuck has another shard now, and must not take the events of the
@@ -223,10 +224,24 @@ impl Loop {
             return self.dispatch(shard, Some(Duration::ZERO));
         }
         self.turns = 0;
-        if now.duration_since(self.last_work) < self.spin {
+        let time = self.spin_time(shard);
+        if self.spin.goes_on(now, time) {
             return self.dispatch(shard, Some(Duration::ZERO));
         }
         self.sleep(shard, now)
+    }
+
+    /// For how long to look for work before it sleeps: as long as one of its endpoints that are
+    /// awake says, and no longer than the operator lets it.
+    fn spin_time(&self, shard: u32) -> Duration {
+        if self.spin_most.is_zero() {
+            return Duration::ZERO;
+        }
+        let awake = self.objects.contexts.iter().filter(|(_, c)| c.awake);
+        let own = awake.filter(|(_, c)| self.objects.shard_of(c.endpoint) == shard);
+        let endpoints = own.filter_map(|(_, c)| self.objects.endpoints.get(c.endpoint));
+        let micros = endpoints.map(|e| e.spin_us).max().unwrap_or(0);
+        Duration::from_micros(micros.into()).min(self.spin_most)
     }
 
     /// Does what is due. That is the business of the worker that serves all.
@@ -416,9 +431,6 @@ impl Loop {
             return Doze::Wakes;
         }
         self.speak(shard);
-        if worked {
-            self.last_work = now;
-        }
         if worked || !self.contexts(shard, false).is_empty() {
             return Doze::Wakes;
         }
@@ -453,6 +465,7 @@ impl Loop {
             }
         }
         if changed {
+            self.spin.came();
             // Its own shard may be another one now.
             self.objects.nudge_others(self.worker.serves());
         }

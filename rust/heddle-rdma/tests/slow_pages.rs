@@ -533,9 +533,9 @@ fn what_comes_without_a_ring_reaches_a_thread_that_sleeps() {
     const TURNS: usize = 16;
     const BYTES: usize = 60 << 10;
     let _one = one();
-    let router = Router::start_spinning(&std::sync::Arc::default());
+    let router = Router::start_spinning(100_000);
     for n in [1, 2] {
-        router.add(n, Limits::default());
+        router.add(n, Limits { spin_us: 100_000, ..Limits::default() });
     }
     let (mut a, mut b) = pair_of([&router; 2], [1, 2], ibv::QPT_RC, 64, |_| ());
     let pages = Pages::new(router.folder());

@@ -80,9 +80,11 @@ impl Router {
         Self::start_with("", net, &["--patience-us", "0"])
     }
 
-    /// A router that looks for work for a tenth of a second before it sleeps.
-    pub(crate) fn start_spinning(net: &Arc<Net>) -> Self {
-        Self::start_with("", net, &["--spin-us", "100000", "--patience-us", "200000"])
+    /// A router that looks for work for so many microseconds before it sleeps at most.
+    pub(crate) fn start_spinning(micros: u32) -> Self {
+        let micros = micros.to_string();
+        let arguments = ["--spin-us", &micros, "--patience-us", "200000"];
+        Self::start_with("", &Arc::default(), &arguments)
     }
 
     fn start_with(protection: &str, net: &Arc<Net>, arguments: &[&str]) -> Self {
@@ -281,6 +283,11 @@ impl Router {
     /// Waits until its first thread waits for events.
     pub(crate) fn await_sleep(&self) {
         eventually("the router to sleep", || self.first_thread_sleeps().then_some(()));
+    }
+
+    /// Waits until its first thread looks for nothing any more, if only for a time.
+    pub(crate) fn await_rest(&self) {
+        eventually("the router to rest", || self.state().filter(|s| *s == 'S'));
     }
 
     /// Whether the router has ended by itself.

@@ -59,7 +59,8 @@ func (p *Plane) reach() (*link, error) {
 	return process.Reach(router, dial)
 }
 
-// arguments are what a router is started with beside Arguments; endpoints' folders are below sockets.
+// arguments are what a router is started with beside Arguments; endpoints' folders are below
+// sockets.
 func (c Config) arguments(sockets string) []string {
 	args := []string{"--sockets", sockets}
 	if c.Device != "" {

@@ -9,8 +9,8 @@ use verbs_protocol::ibv;
 /// More than an hour.
 const FOR_EVER: u32 = u32::MAX;
 
-/// Sends a message from one endpoint to another, and some more, each once the router sleeps if it is
-/// to do so. Says how many system calls the programs have made for those to wake it.
+/// Sends a message from one endpoint to another, and some more, each once the router sleeps if it
+/// is to do so. Says how many system calls the programs have made for those to wake it.
 fn rings(most: u32, wanted: u32, messages: usize, sleeps: bool) -> u64 {
     let router = Router::start_spinning(most);
     router.add(1, Limits { spin_us: wanted, ..Limits::default() });

@@ -60,7 +60,7 @@ func newEndpointAddCmd() *cobra.Command {
 	cmd.Flags().StringVar(&req.NetnsPath, "netns", "", "path of the container's network namespace (required)")
 	cmd.Flags().BoolVar(&req.Intercepted, "intercepted", true, "the endpoint's containers' TCP sockets are made in the node's namespace")
 	cmd.Flags().BoolVar(&req.Verbs.Wanted, "verbs", false, "the endpoint's containers with the annotation io.heddle.verbs=true have an RDMA device")
-	cmd.Flags().Uint32Var(&req.Verbs.SpinMicros, "verbs-spin-us", 0, "microseconds for which programs with the RDMA device look for work before they sleep; 0: as many as the node says (docs/howto/rdma.md)")
+	cmd.Flags().Uint32Var(&req.Verbs.SpinMicros, "verbs-spin-us", 0, "microseconds for which programs with the RDMA device look for work before they sleep; 0: as many as the node says (docs/howto/rdma-library.md)")
 	cmd.Flags().StringArrayVar(&labels, "label", nil, "label KEY=VALUE, for policy; may be given several times")
 	cmd.Flags().StringVar(&addr, "addr", "", "overlay address (default: a free one)")
 	cmd.Flags().StringArrayVarP(&ports, "publish", "p", nil, "port of the node that leads to the endpoint: [IP:]HOSTPORT:PORT[/tcp|/udp]; may be given several times")
@@ -147,7 +147,7 @@ func newEndpointVerbsCmd() *cobra.Command {
 		},
 	}
 	f.register(cmd)
-	cmd.Flags().Uint32Var(&v.SpinMicros, "spin-us", 0, "microseconds for which programs with the RDMA device look for work before they sleep; 0: as many as the node says (docs/howto/rdma.md)")
+	cmd.Flags().Uint32Var(&v.SpinMicros, "spin-us", 0, "microseconds for which programs with the RDMA device look for work before they sleep; 0: as many as the node says (docs/howto/rdma-library.md)")
 	cmd.Flags().BoolVar(&off, "off", false, "take the RDMA device away")
 	cmd.Flags().BoolVar(&v.Outside, "outside", false, "the endpoint's programs may have RDMA peers without Heddle, by the node's card (heddled --rdma-outside); as it was, if this is not given")
 	cmd.MarkFlagsMutuallyExclusive("off", "spin-us")

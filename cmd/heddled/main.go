@@ -176,7 +176,7 @@ func (f *flags) register(cmd *cobra.Command) {
 	} {
 		p.Uint32Var(q.to, q.name, 0, q.usage+" (default the router's own: docs/howto/rdma.md)")
 	}
-	p.Uint32Var(&f.verbsSpin, "verbs-spin-us", verbs.DefaultSpinMicros(runtime.NumCPU()), "for how many microseconds programs with an RDMA device whose containers say nothing of it look for work before they sleep, and the router for any at most; if not given, 0 on fewer than four processors, else 20 (docs/howto/rdma.md)")
+	p.Uint32Var(&f.verbsSpin, "verbs-spin-us", verbs.DefaultSpinMicros(runtime.NumCPU()), "for how many microseconds programs with an RDMA device whose containers say nothing of it look for work before they sleep, and the router for any at most; if not given, 0 on fewer than four processors, else 20 (docs/howto/rdma-library.md)")
 	p.StringVar(&f.cfg.StateDir, "state-dir", "/var/lib/heddle", "the agent's own files")
 	p.StringVar(&f.cfg.PinDir, "bpf-dir", "/sys/fs/bpf/heddle", "directory on a BPF file system for pins")
 	p.StringVar(&f.cfg.Cgroup, "cgroup", "/sys/fs/cgroup/heddle", "the agent's own cgroup (version 2), or '"+delegatedCgroup+"': below the one that the service manager delegated to it")

@@ -20,7 +20,6 @@ def waits(s, seconds):
     return s
 
 
-
 def listen(family, addr, port, v6only=None, reuseport=False, backlog=64):
     s = tcp(family)
     s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

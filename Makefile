@@ -331,7 +331,7 @@ conformance: need-root build conformance-packages
 # The time after which go test kills a package counts from before it waits for the lock, that is for another package.
 # A theme has more than it ever took (30 minutes, at load 60) and ends, if it hangs, before CI does: the summary says which.
 RETRY  := --rerun-fails=1 --rerun-fails-max-failures=10
-THEMES := attack lifecycle paths engines policy sockets stacks programs underlays underlay6 bench
+THEMES := programs paths lifecycle stacks attack sockets engines policy underlays bench underlay6
 PARTS  := lab unit suites
 # RUN, if given, says which tests: test-lab RUN=^TestPaths. A package without any of them brings no lab up.
 RUN    :=

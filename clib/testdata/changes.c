@@ -3,11 +3,14 @@
  * shared receive queues; and what is scarce. */
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sched.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "api.h"
 
@@ -277,15 +280,54 @@ void spins(void)
 	IS(sched_setaffinity(0, sizeof(all), &all), 0);
 }
 
-/* Without a setting a wait for an event sleeps, but for those that came before it. */
+/* A queue pair, and the thread that waits for what is sent by it. */
+struct waiting {
+	struct ibv_qp *qp;
+	pid_t thread;
+	bool slept;
+};
+
+/* Sends once the thread sleeps, and gives up on that after ten seconds. */
+static void *send_to_sleeper(void *arg)
+{
+	struct waiting *w = arg;
+	struct timespec start, now;
+	char path[64], line[256];
+
+	snprintf(path, sizeof(path), "/proc/self/task/%d/stat", w->thread);
+	clock_gettime(CLOCK_MONOTONIC, &start);
+	do {
+		FILE *stat = MUST(fopen(path, "r"));
+
+		w->slept = fgets(line, sizeof(line), stat) && strstr(line, ") S ");
+		fclose(stat);
+		sched_yield();
+		clock_gettime(CLOCK_MONOTONIC, &now);
+	} while (!w->slept && now.tv_sec < start.tv_sec + 10);
+	send_one(w->qp, IBV_SEND_SIGNALED);
+	return NULL;
+}
+
+/* Without a setting a wait for an event sleeps. */
 void sleeping(void)
 {
 	open_all();
 	struct ibv_qp *a = make_qp(IBV_QPT_RC), *b = make_qp(IBV_QPT_RC);
+	struct waiting w = {.qp = a, .thread = gettid()};
+	struct ibv_cq *found;
+	pthread_t sender;
+	void *own;
 
 	connect_to(a, b->qp_num);
 	connect_to(b, a->qp_num);
-	IS(sleeps_for_events(a, b, 100) > 20, 1);
+	IS(ibv_req_notify_cq(ibv_cq_ex_to_cq(cq), 0), 0);
+	IS(receive(b, 100, 8, 1), 0);
+	IS(pthread_create(&sender, NULL, send_to_sleeper, &w), 0);
+	IS(ibv_get_cq_event(channel, &found, &own), 0);
+	ibv_ack_cq_events(found, 1);
+	IS(pthread_join(sender, NULL), 0);
+	IS(w.slept, true);
+	IS(next().status | next().status, IBV_WC_SUCCESS);
 	close_all(a, b);
 }
 

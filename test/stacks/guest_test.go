@@ -191,10 +191,23 @@ func (l guestLab) testIperf(t *testing.T) {
 	server := l.in(ctx, "n1/c2", true, "iperf3", "-s", "-1", "-p", "5301")
 	testutil.NoError(t, server.Start())
 	l.listens(":5301")
-	client := l.in(ctx, "n1/c1", true, "iperf3", "-c", l.address("n1/c2"), "-p", "5301", "-n", "8G")
+	forever, end := context.WithCancel(ctx)
+	defer end()
+	client := l.in(forever, "n1/c1", true, "iperf3", "-c", l.address("n1/c2"), "-p", "5301", "-t", "3600")
+	client.Cancel = func() error { return client.Process.Signal(syscall.SIGTERM) } // which is passed on
 	testutil.NoError(t, client.Start())
 	testutil.EventuallyTrue(t, "most bytes go through memory", func() bool { return l.sent(Memory) > 1<<28 && l.sent(Memory) > l.sent("local") })
-	testutil.NoError(t, client.Wait())
+	end()
+	if err := client.Wait(); err == nil {
+		t.Error("a client that was told to end has sent for an hour")
+	}
+	_ = server.Wait() // it says that its client has gone
+	server = l.in(ctx, "n1/c2", true, "iperf3", "-s", "-1", "-p", "5301")
+	testutil.NoError(t, server.Start())
+	l.listens(":5301")
+	if out, err := l.in(ctx, "n1/c1", true, "iperf3", "-c", l.address("n1/c2"), "-p", "5301", "-n", "1G").CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
 	testutil.NoError(t, server.Wait())
 }
 

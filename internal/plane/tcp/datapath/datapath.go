@@ -13,6 +13,7 @@ import (
 	"unsafe"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
@@ -148,7 +149,8 @@ func Open(cfg Config) (_ *Datapath, err error) {
 		return nil, err
 	}
 	known := abiOf(spec)
-	d := &Datapath{cfg: cfg, comparesCallers: canCompareCallers() == nil, agentKey: newAgentKey()}
+	types := btf.NewCache()
+	d := &Datapath{cfg: cfg, comparesCallers: canCompareCallers(types) == nil, agentKey: newAgentKey()}
 	d.locks.Changed = cfg.StuckChanged
 	if err := spec.Variables["config_agent_key"].Set(d.agentKey); err != nil {
 		return nil, fmt.Errorf("set config_agent_key: %w", err)
@@ -163,7 +165,7 @@ func Open(cfg Config) (_ *Datapath, err error) {
 			_ = d.Close()
 		}
 	}()
-	if err := d.load(spec, known); err != nil {
+	if err := d.load(spec, known, types); err != nil {
 		return nil, err
 	}
 	if err := d.attachCgroup(); err != nil {
@@ -180,7 +182,7 @@ func Open(cfg Config) (_ *Datapath, err error) {
 }
 
 // load opens or pins the maps and loads the programs with them.
-func (d *Datapath) load(spec *ebpf.CollectionSpec, known abi) error {
+func (d *Datapath) load(spec *ebpf.CollectionSpec, known abi, types *btf.Cache) error {
 	dir := d.cfg.PinDir
 	migrate, err := checkPins(dir, known)
 	if err != nil {
@@ -203,7 +205,7 @@ func (d *Datapath) load(spec *ebpf.CollectionSpec, known abi) error {
 			m.Pinning = ebpf.PinByName
 		}
 	}
-	opts := ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: dir}}
+	opts := ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: dir}, Cache: types}
 	if err := spec.LoadAndAssign(&d.objs, &opts); err != nil {
 		return explainLoad(dir, err)
 	}

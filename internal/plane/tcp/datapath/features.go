@@ -29,11 +29,13 @@ type Feature struct {
 // program or making a map for each; nothing is attached and nothing stays. It needs CAP_BPF and
 // CAP_NET_ADMIN: without them every probe reports the refusal.
 func Features() []Feature {
+	types := btf.NewCache() // to decode the kernel's takes a tenth of an agent's start
+	with := func(probe func(*btf.Cache) error) func() error { return func() error { return probe(types) } }
 	probes := []struct {
 		name, detail string
 		probe        func() error
 	}{
-		{"bpf_btf", "kernel types in /sys/kernel/btf/vmlinux", probeBTF},
+		{"bpf_btf", "kernel types in /sys/kernel/btf/vmlinux", with(probeBTF)},
 		{"bpf_maps", "LPM trie, LRU hash, per-CPU array", probeMaps},
 		{"bpf_sk_storage", "socket storage that accepted sockets inherit", probeSkStorage},
 		{"bpf_connect", "cgroup connect4, connect6", sockAddr(ebpf.AttachCGroupInet4Connect, ebpf.AttachCGroupInet6Connect)},
@@ -47,12 +49,12 @@ func Features() []Feature {
 		{"bpf_sk_assign", "tc programs that look a socket up and assign a packet to it", helpers(ebpf.SchedCLS,
 			asm.FnSkcLookupTcp, asm.FnSkAssign, asm.FnSkRelease, asm.FnRedirect)},
 		{"bpf_loop", "tc programs that walk over a packet's options in a loop", helpers(ebpf.SchedCLS, asm.FnLoop)},
-		{"bpf_sk_assign_reuseport", "SO_REUSEPORT groups behind an assigned listener", probeReuseport},
+		{"bpf_sk_assign_reuseport", "SO_REUSEPORT groups behind an assigned listener", with(probeReuseport)},
 		{"bpf_tcp_iterator", "iterator over TCP sockets", probeTCPIterator},
 		{"bpf_storage_iterator", "iterator over socket storage", probeStorageIterator},
-		{"bpf_sock_destroy", "ending a connection from the TCP iterator", probeSockDestroy},
+		{"bpf_sock_destroy", "ending a connection from the TCP iterator", with(probeSockDestroy)},
 		{"sock_destroy", "ending one connection by sock_diag", probeSockDiag},
-		{"bpf_task_from_pid", "looking at the caller of socket() where its socket is counted", probeTask},
+		{"bpf_task_from_pid", "looking at the caller of socket() where its socket is counted", with(probeTask)},
 		{"bpf_struct_ops", "congestion controls of one's own", probeCongestion},
 		{"bpf_jit", "programs are compiled to machine code", probeJIT},
 		{"bpf_lsm", "BPF programs on security hooks", probeLSM},
@@ -74,8 +76,8 @@ func probeErr(what any, err error) error {
 	return fmt.Errorf("%v: %w", what, err)
 }
 
-func probeBTF() error {
-	if _, err := btf.LoadKernelSpec(); err != nil {
+func probeBTF(types *btf.Cache) error {
+	if _, err := types.Kernel(); err != nil {
 		return fmt.Errorf("load kernel BTF: %w", err)
 	}
 	return nil
@@ -165,8 +167,8 @@ func probeSockopt() error {
 
 // probeReuseport looks for the function that came with the change of bpf_sk_assign (Linux 6.6): the
 // behaviour itself shows only in traffic, and a version number says nothing about backports.
-func probeReuseport() error {
-	kernel, err := btf.LoadKernelSpec()
+func probeReuseport(types *btf.Cache) error {
+	kernel, err := types.Kernel()
 	if err != nil {
 		return fmt.Errorf("load kernel BTF: %w", err)
 	}
@@ -187,9 +189,9 @@ func probeStorageIterator() error {
 
 // probeSockDestroy loads the smallest iterator program that calls the kernel function
 // bpf_sock_destroy.
-func probeSockDestroy() error {
+func probeSockDestroy(types *btf.Cache) error {
 	const skCommonOffset = 8 // of sk_common in struct bpf_iter__tcp: {meta, sk_common, uid}
-	call, err := kernelFunction("bpf_sock_destroy")
+	call, err := kernelFunction(types, "bpf_sock_destroy")
 	if err != nil {
 		return err
 	}
@@ -227,12 +229,12 @@ func probeSockDiag() error {
 
 // probeTask loads the smallest program that looks a thread up where the agent asks for a socket to
 // be counted.
-func probeTask() error {
-	find, err := kernelFunction("bpf_task_from_pid")
+func probeTask(types *btf.Cache) error {
+	find, err := kernelFunction(types, "bpf_task_from_pid")
 	if err != nil {
 		return err
 	}
-	release, err := kernelFunction("bpf_task_release")
+	release, err := kernelFunction(types, "bpf_task_release")
 	if err != nil {
 		return err
 	}
@@ -248,8 +250,8 @@ func probeTask() error {
 }
 
 // kernelFunction gives the call of a function that the kernel lends to programs (kfunc).
-func kernelFunction(name string) (call asm.Instruction, err error) {
-	kernel, err := btf.LoadKernelSpec()
+func kernelFunction(types *btf.Cache, name string) (call asm.Instruction, err error) {
+	kernel, err := types.Kernel()
 	if err != nil {
 		return call, fmt.Errorf("load kernel BTF: %w", err)
 	}

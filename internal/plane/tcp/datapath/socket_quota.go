@@ -8,6 +8,7 @@ import (
 	"unsafe"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
@@ -66,7 +67,7 @@ func (d *Datapath) ComparesCallers() bool { return d.comparesCallers }
 const initialPIDNamespace = 0xEFFFFFFC
 
 // canCompareCallers says why CountSocket cannot.
-func canCompareCallers() error {
+func canCompareCallers(types *btf.Cache) error {
 	var st unix.Stat_t
 	if err := unix.Stat("/proc/self/ns/pid", &st); err != nil {
 		return fmt.Errorf("PID namespace: %w", err)
@@ -74,7 +75,7 @@ func canCompareCallers() error {
 	if st.Ino != initialPIDNamespace {
 		return errors.New("the agent is not in the initial PID namespace")
 	}
-	return probeTask()
+	return probeTask(types)
 }
 
 // Sockets gives how many sockets endpoint id has, those that its programs hold and connections that

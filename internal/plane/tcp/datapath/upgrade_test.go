@@ -66,7 +66,7 @@ func older(t *testing.T, cfg Config, change func(*ebpf.CollectionSpec)) *Datapat
 	}
 	change(spec)
 	d := &Datapath{cfg: cfg}
-	if err := d.load(spec, abiOf(spec)); err != nil {
+	if err := d.load(spec, abiOf(spec), btf.NewCache()); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = d.Close() })

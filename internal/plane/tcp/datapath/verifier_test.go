@@ -47,7 +47,7 @@ func verify(t *testing.T, cfg Config) {
 	if err := setVariables(spec, cfg); err != nil {
 		t.Fatal(err)
 	}
-	if canCompareCallers() == nil {
+	if canCompareCallers(btf.NewCache()) == nil {
 		if err := spec.Variables["config_agent"].Set(uint32(os.Getpid())); err != nil {
 			t.Fatal(err)
 		}

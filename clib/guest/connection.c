@@ -69,13 +69,14 @@ bool attach(struct connection *c, int fd, int role, int memory, uint64_t sent, u
 		return false;
 	}
 	c->sides = (struct sides *)sides;
-	c->sides->out.stream = sent;
+	c->sides->out.stream = c->sides->out.data = sent;
 	c->sides->in.stream = received;
 	c->out = &lanes->lane[role];
 	c->in = &lanes->lane[!role];
 	c->out_ring = (uint8_t *)lanes + LANES_HEAD + (size_t)role * LANES_CAPACITY;
 	c->in_ring = (uint8_t *)lanes + LANES_HEAD + (size_t)!role * LANES_CAPACITY;
 	atomic_store(&c->lanes, lanes);
+	say_taken(c);
 	atomic_store_explicit(&c->in->attached, 1, memory_order_release);
 	return true;
 }

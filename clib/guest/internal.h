@@ -26,6 +26,7 @@ struct direction {
 	uint64_t peer;           /* as far as the other side was seen to be */
 	uint64_t epoch;          /* in which this side writes, or reads */
 	uint64_t stream;         /* bytes of the TCP stream that this side wrote, or read */
+	uint64_t data;           /* of those that it wrote, up to the last one that is no doorbell */
 	uint32_t beat;           /* the agent's, as it was seen last */
 	uint64_t beat_at;        /* when it was seen to change, in seconds */
 	uint32_t quiet;          /* sends since the peer was last seen to live */
@@ -90,6 +91,8 @@ long lanes_native(struct connection *c, int fd, long (*f)(void *), void *arg);
 void lanes_finish(struct connection *c);
 long lanes_readable(struct connection *c, int fd);
 void lanes_settle(struct connection *c, int fd);
+/* Tells the writer how much of the stream has been read. */
+void say_taken(struct connection *c);
 /* Has both directions be TCP's. False: bytes are left in the ring, or on their way, that whoever
  * reads the socket without this library would not get. */
 bool lanes_hand_over(struct connection *c, int fd);

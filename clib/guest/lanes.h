@@ -39,7 +39,9 @@ struct lane {
 	_Atomic uint32_t attached; /* 1: it reads the ring, too */
 	_Atomic uint32_t waiting;  /* 1: the writer waits for room (a futex) */
 	_Atomic uint32_t armed;    /* 1: the reader sleeps, the next bytes want a doorbell */
-	uint8_t reserved2[128 - 28];
+	uint32_t reserved2;
+	_Atomic uint64_t taken; /* 1 more than bytes of the stream taken; 0: a library of before */
+	uint8_t reserved3[128 - 40];
 };
 
 struct lanes {

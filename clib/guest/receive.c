@@ -44,6 +44,11 @@ static void follow(struct connection *c)
 	atomic_store_explicit(&c->in->followed, d->epoch, memory_order_release);
 }
 
+void say_taken(struct connection *c)
+{
+	atomic_store_explicit(&c->in->taken, c->sides->in.stream + 1, memory_order_release);
+}
+
 /* Takes at most n doorbells out of the socket. Gives how many, or -errno; *end if there are none
  * and none will come. */
 static long drop(struct connection *c, int fd, uint64_t n, bool *end)
@@ -63,6 +68,7 @@ static long drop(struct connection *c, int fd, uint64_t n, bool *end)
 			break;
 		dropped += (uint64_t)r;
 		c->sides->in.stream += (uint64_t)r;
+		say_taken(c);
 	}
 	return (long)dropped;
 }
@@ -151,14 +157,17 @@ static long receive_native(int fd, struct buffers *b, size_t limit, int flags)
 	return r;
 }
 
-/* A peer that had read all closed in order, though a doorbell was left. */
+/* A peer that had read all closed in order, though a doorbell was left: TCP has reset the connection
+ * for that. One that had taken all doorbells, too, or had left other bytes, meant the reset. */
 static long in_order(struct connection *c, long r)
 {
-	return r == -ECONNRESET && c->sides->out.own &&
-	                       atomic_load_explicit(&c->out->consumed, memory_order_acquire) ==
-	                               c->sides->out.own
-	               ? 0
-	               : r;
+	struct direction *d = &c->sides->out;
+	uint64_t taken = atomic_load_explicit(&c->out->taken, memory_order_acquire);
+
+	if (r != -ECONNRESET || !d->own ||
+	    atomic_load_explicit(&c->out->consumed, memory_order_acquire) != d->own)
+		return r;
+	return !taken || (taken - 1 >= d->data && taken - 1 < d->stream) ? 0 : r;
 }
 
 /* The ring is empty, and its epoch is over: TCP's bytes are next, behind the doorbells. */
@@ -253,8 +262,10 @@ static long from_tcp(struct connection *c, int fd, struct buffers *b, int flags)
 		limit = 1; /* it has come since, or urgent bytes keep more from being counted */
 	}
 	r = receive_native(fd, b, limit, flags);
-	if (r > 0 && !(flags & MSG_PEEK))
+	if (r > 0 && !(flags & MSG_PEEK)) {
 		d->stream += (uint64_t)r;
+		say_taken(c);
+	}
 	return r;
 }
 

@@ -184,7 +184,7 @@ long send_native(struct connection *c, int fd, struct buffers *b, int flags)
 	while (!lock_direction(d))
 		;
 	if (r > 0)
-		d->stream += (uint64_t)r;
+		d->data = d->stream += (uint64_t)r;
 	atomic_fetch_sub(&d->native, 1);
 	if (r > 0)
 		skip(b, (size_t)r);
@@ -258,7 +258,7 @@ long lanes_native(struct connection *c, int fd, long (*f)(void *), void *arg)
 	while (!lock_direction(d))
 		;
 	if (r > 0)
-		d->stream += (uint64_t)r;
+		d->data = d->stream += (uint64_t)r;
 	atomic_fetch_sub(&d->native, 1);
 	unlock_direction(d);
 	return r;

@@ -405,20 +405,46 @@ static int edges(void)
 }
 
 /* A peer that had taken all out of its ring and closed with a doorbell unread has closed in order,
- * also for an end to which no ring ever led. */
-static int closed_in_order(void)
+ * also for an end to which no ring ever led. One that had taken the doorbells, too, and one that
+ * left bytes of TCP's, has reset the connection. */
+enum left { BELL, BELL_UNTOLD, NOTHING, BYTES };
+
+static long closed_with(enum left left)
 {
 	int fds[2], memory = make_memory();
+	struct linger abort = {1, 0};
 	struct one *from, *to;
 
 	connected_pair(fds);
 	from = start(fds[0], 0, memory, 0);
 	to = start(fds[1], 1, memory, 0);
 	CHECK(send_bytes(from, 100) == 100 && receive_bytes(to) == 100);
-	CHECK(send(from->fd, "", 1, 0) == 1 && poll(&(struct pollfd){to->fd, POLLIN, 0}, 1, 5000) == 1);
+	CHECK(receive_bytes(to) == -EAGAIN);
+	if (left == BELL_UNTOLD)
+		atomic_store(&to->c->in->taken, 0); /* as a library of before leaves it */
+	if (left == BELL || left == BELL_UNTOLD) {
+		from->c->sides->out.stream++;
+		CHECK(send(from->fd, "", 1, 0) == 1);
+	} else if (left == BYTES) {
+		atomic_store(&from->c->lanes->stop, 1);
+		CHECK(send_bytes(from, 100) == 100);
+	} else {
+		CHECK(setsockopt(to->fd, SOL_SOCKET, SO_LINGER, &abort, sizeof(abort)) == 0);
+	}
+	if (left != NOTHING)
+		CHECK(poll(&(struct pollfd){to->fd, POLLIN, 0}, 1, 5000) == 1);
+	lanes_settle(to->c, to->fd);
 	close(to->fd);
 	CHECK(poll(&(struct pollfd){from->fd, POLLIN, 0}, 1, 5000) == 1);
-	CHECK(receive_bytes(from) == 0);
+	return receive_bytes(from);
+}
+
+static int closed_in_order(void)
+{
+	CHECK(closed_with(BELL) == 0);
+	CHECK(closed_with(BELL_UNTOLD) == 0);
+	CHECK(closed_with(NOTHING) == -ECONNRESET);
+	CHECK(closed_with(BYTES) == -ECONNRESET);
 	return 0;
 }
 

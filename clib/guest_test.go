@@ -12,9 +12,15 @@ import (
 // with checks of its memory and its arithmetic.
 func lanes(t *testing.T) string {
 	t.Helper()
-	program := filepath.Join(t.TempDir(), "lanes")
-	args := []string{"-O1", "-g", "-std=gnu11", "-Wall", "-Wextra", "-fno-builtin", "-fsanitize=address,undefined", "-fno-sanitize-recover", "-I.", "-o", program,
-		"testdata/lanes.c", "guest/connection.c", "guest/send.c", "guest/receive.c", "guest/queues.c", "guest/region.c"}
+	return compile(t, "lanes", "-fsanitize=address,undefined", "-fno-sanitize-recover",
+		"guest/connection.c", "guest/send.c", "guest/receive.c", "guest/queues.c", "guest/region.c")
+}
+
+// compile builds a program of testdata with files of the library.
+func compile(t *testing.T, name string, more ...string) string {
+	t.Helper()
+	program := filepath.Join(t.TempDir(), name)
+	args := append([]string{"-O1", "-g", "-std=gnu11", "-Wall", "-Wextra", "-fno-builtin", "-U_FORTIFY_SOURCE", "-pthread", "-I.", "-o", program, "testdata/" + name + ".c"}, more...)
 	if out, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
@@ -41,6 +47,19 @@ func TestLanes(t *testing.T) {
 	} {
 		t.Run(strings.Join(args, " "), func(t *testing.T) {
 			if said := runLanes(t, program, args...); said != "ok" {
+				t.Errorf("%s", said)
+			}
+		})
+	}
+}
+
+// TestTable: what the library knows of a descriptor is right, whatever its process does meanwhile.
+func TestTable(t *testing.T) {
+	program := compile(t, "table", "guest/calls.c", "guest/connection.c", "guest/files.c", "guest/processes.c", "guest/queues.c",
+		"guest/receive.c", "guest/region.c", "guest/send.c", "guest/table.c")
+	for _, what := range []string{"fork", "raw-fork"} {
+		t.Run(what, func(t *testing.T) {
+			if said := runLanes(t, program, what); said != "ok" {
 				t.Errorf("%s", said)
 			}
 		})

@@ -77,8 +77,13 @@ bool attach(struct connection *c, int fd, int role, int memory, uint64_t sent, u
 	c->in_ring = (uint8_t *)lanes + LANES_HEAD + (size_t)!role * LANES_CAPACITY;
 	atomic_store(&c->lanes, lanes);
 	say_taken(c);
-	atomic_store_explicit(&c->in->attached, 1, memory_order_release);
 	return true;
+}
+
+void attached(struct connection *c)
+{
+	if (!c->stream)
+		atomic_store_explicit(&c->in->attached, 1, memory_order_release);
 }
 
 /* Gives the memory back. */

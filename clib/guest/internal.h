@@ -57,6 +57,8 @@ struct connection {
 
 /* connection.c */
 bool attach(struct connection *c, int fd, int role, int memory, uint64_t sent, uint64_t received);
+/* Tells the peer that this process reads its ring. */
+void attached(struct connection *c);
 void release(struct connection *c);
 bool lock_direction(struct direction *d);
 void unlock_direction(struct direction *d);
@@ -112,8 +114,10 @@ void closing(int fd);
 void closing_range(unsigned first, unsigned last);
 /* -EBUSY: the duplicate cannot be. */
 long duplicated(int from, int to);
-/* Before the process forks: both would count for themselves. */
+/* Before the process forks: both would count for themselves. Then in the parent, or in the child. */
 void forking(void);
+void fork_done(void);
+void forked(void);
 /* Has descriptors that a program which is executed gets be TCP's. -EBUSY: one of its standard
  * streams cannot be. */
 long executing(void);

@@ -7,7 +7,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-#include "guest/queues.h"
+#include "guest/internal.h"
 
 extern char **environ;
 
@@ -17,13 +17,6 @@ static int fails(long r)
 	return -1;
 }
 
-/* Else its locks would be its parent's, and its parent's end would not be seen. */
-static void in_child(void)
-{
-	forget_thread();
-	queue_forked();
-}
-
 PUBLIC pid_t fork(void)
 {
 	pid_t (*next)(void) = NEXT(fork), child;
@@ -31,7 +24,9 @@ PUBLIC pid_t fork(void)
 	forking();
 	child = next ? next() : (pid_t)fails(-ENOSYS);
 	if (child == 0)
-		in_child();
+		forked();
+	else
+		fork_done();
 	return child;
 }
 
@@ -41,7 +36,7 @@ extern int __register_atfork(void (*)(void), void (*)(void), void (*)(void), voi
 __attribute__((constructor)) static void ask_for_forks(void)
 {
 	if (__register_atfork)
-		__register_atfork(forking, NULL, in_child, NULL);
+		__register_atfork(forking, fork_done, forked, NULL);
 }
 
 #define EXECUTE(name, ...)                                                                                   \

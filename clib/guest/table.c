@@ -16,7 +16,8 @@
 #define ASK_BYTES 32768
 #define ASK_CALLS 16
 
-enum kind { OTHER, OPENED, ASKING, ATTACHED };
+/* FORKED is ASKING of a connection that another process has got meanwhile, by a fork. */
+enum kind { OTHER, OPENED, ASKING, FORKED, ATTACHED };
 
 static struct entry {
 	_Atomic uint32_t kind;
@@ -28,6 +29,10 @@ static struct entry {
 } table[NUMBERS];
 static _Atomic int highest;
 static struct connection connections[CONNECTIONS];
+static _Atomic int forks; /* that have begun, and are not done */
+
+static void stay_all(bool alone);
+static void leave_all(void);
 
 /* The process, in a page that a fork wipes: a child that shares its parent's memory (vfork) must
  * not change its table, and one that has a copy has no part in counting. */
@@ -54,10 +59,12 @@ static bool own_table(void)
 		}
 	}
 	if (atomic_load(page) == 0) {
+		/* The threads that asked are the parent's, and so are its region and locks. */
+		atomic_store(page, pid);
 		forget_thread();
 		queue_forked();
-		forking();
-		atomic_store(page, pid);
+		stay_all(true);
+		leave_all();
 	}
 	return atomic_load(page) == pid;
 }
@@ -72,13 +79,25 @@ static uint32_t kind_of(struct entry *e)
 	return e ? atomic_load_explicit(&e->kind, memory_order_acquire) : OTHER;
 }
 
+/* Waits for a thread that asks. In a child that nobody told of its fork there is none. */
+static void wait_for_answer(struct entry *e)
+{
+	for (;;) {
+		uint32_t kind = kind_of(e);
+
+		if (kind != ASKING && kind != FORKED)
+			return;
+		own_table();
+		call(SYS_sched_yield);
+	}
+}
+
 struct connection *use(int fd)
 {
 	struct entry *e = entry_of(fd);
 	struct connection *c;
 
-	while (kind_of(e) == ASKING)
-		call(SYS_sched_yield);
+	wait_for_answer(e);
 	if (kind_of(e) != ATTACHED)
 		return NULL;
 	c = atomic_load(&e->connection);
@@ -145,6 +164,22 @@ static bool worth_it(struct entry *e)
 	               ASK_BYTES;
 }
 
+/* Takes what an answer has made of a connection. Of one that a child has got meanwhile it is dropped:
+ * the child has the socket alone. */
+static void answered(struct entry *e, uint32_t kind)
+{
+	uint32_t asking = ASKING;
+
+	if (atomic_compare_exchange_strong(&e->kind, &asking, kind)) {
+		if (kind == ATTACHED)
+			attached(atomic_load(&e->connection));
+		return;
+	}
+	if (kind == ATTACHED)
+		unuse(atomic_load(&e->connection));
+	atomic_store_explicit(&e->kind, OTHER, memory_order_release);
+}
+
 /* Asks, unless another thread does, or is in a call. A handler of a signal that came meanwhile
  * would wait for this thread if it used the descriptor. */
 static void change_over(struct entry *e, int fd)
@@ -154,8 +189,10 @@ static void change_over(struct entry *e, int fd)
 
 	call(SYS_rt_sigprocmask, SIG_SETMASK, &all, &before, sizeof(all));
 	if (atomic_compare_exchange_strong(&e->kind, &kind, ASKING)) {
-		kind = atomic_load(&e->busy) != 1 ? OPENED : get_lanes(e, fd) ? ATTACHED : OTHER;
-		atomic_store_explicit(&e->kind, kind, memory_order_release);
+		/* After ASKING: either this sees a fork that begins, or that one sees ASKING. */
+		bool not_now = atomic_load(&forks) || atomic_load(&e->busy) != 1;
+
+		answered(e, not_now ? OPENED : get_lanes(e, fd) ? ATTACHED : OTHER);
 	}
 	call(SYS_rt_sigprocmask, SIG_SETMASK, &before, NULL, sizeof(before));
 }
@@ -300,16 +337,42 @@ long duplicated(int from, int to)
 	return 0;
 }
 
-void forking(void)
+/* Has connections that have no lanes yet stay TCP's. Alone: there is no other thread, which would
+ * ask, or be in a call. */
+static void stay_all(bool alone)
 {
 	int most = atomic_load(&highest);
-	uint32_t kind;
 
 	for (int fd = 0; fd <= most; fd++) {
-		kind = OPENED;
-		atomic_compare_exchange_strong(&table[fd].kind, &kind, OTHER);
+		uint32_t opened = OPENED, asking = ASKING, forked = FORKED;
+
+		atomic_compare_exchange_strong(&table[fd].kind, &opened, OTHER);
+		atomic_compare_exchange_strong(&table[fd].kind, &asking, alone ? OTHER : FORKED);
+		if (alone) {
+			atomic_compare_exchange_strong(&table[fd].kind, &forked, OTHER);
+			atomic_store(&table[fd].busy, 0);
+		}
 	}
+}
+
+void forking(void)
+{
+	atomic_fetch_add(&forks, 1);
+	stay_all(false);
 	leave_all();
+}
+
+void fork_done(void)
+{
+	stay_all(false); /* what came since */
+	atomic_fetch_sub(&forks, 1);
+}
+
+void forked(void)
+{
+	atomic_store(&forks, 0);
+	if (atomic_load(&process))
+		own_table();
 }
 
 long handing_over(int fd)

@@ -187,6 +187,7 @@ static struct one *start(int fd, int role, int memory, uint64_t total)
 
 	*o = (struct one){.c = &c[role], .fd = fd, .role = role, .total = total};
 	CHECK(attach(o->c, fd, role, memory, 0, 0));
+	attached(o->c);
 	return o;
 }
 

@@ -1,0 +1,160 @@
+/* The guest library as a program's own calls, with both ends of a connection in one process, and an
+ * agent that is a function here: what happens to what the library knows of a descriptor when its
+ * process forks, a thread ends in a call, and so on.
+ * table fork | raw-fork. Prints "ok", or what is wrong. */
+
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+
+#include "guest/queues.h"
+
+#define CHECK(condition)                                                                                     \
+	do {                                                                                                 \
+		if (!(condition)) {                                                                          \
+			printf("%s:%d: %s, errno %d\n", __FILE__, __LINE__, #condition, errno);              \
+			fflush(stdout);                                                                      \
+			_exit(1);                                                                            \
+		}                                                                                            \
+	} while (0)
+
+static int memory; /* of lanes */
+static struct lanes *lanes;
+static _Atomic int gate, waiting; /* an answer waits for the gate to be open */
+
+void *next_of(const char *name, void *_Atomic *kept)
+{
+	(void)kept;
+	return dlsym(RTLD_NEXT, name);
+}
+
+long ask_agent(unsigned long magic, long question)
+{
+	(void)magic;
+	(void)question;
+	return -EOPNOTSUPP;
+}
+
+long ask_for_lanes(int fd, int role)
+{
+	(void)fd;
+	(void)role;
+	atomic_fetch_add(&waiting, 1);
+	while (atomic_load(&gate))
+		sched_yield();
+	atomic_fetch_sub(&waiting, 1);
+	return dup(memory);
+}
+
+static void make_memory(void)
+{
+	struct lanes head = {.magic = LANES_MAGIC, .version = LANES_VERSION, .capacity = LANES_CAPACITY};
+
+	memory = memfd_create("lanes", MFD_ALLOW_SEALING | MFD_CLOEXEC);
+	CHECK(memory >= 0 && ftruncate(memory, LANES_SIZE) == 0 &&
+	      write(memory, &head, sizeof(head)) == sizeof(head) &&
+	      fcntl(memory, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0);
+	lanes = mmap(NULL, LANES_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
+	CHECK(lanes != MAP_FAILED);
+}
+
+static void connected_pair(int fds[2])
+{
+	struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	socklen_t length = sizeof(a);
+	int l = socket(AF_INET, SOCK_STREAM, 0);
+
+	CHECK(l >= 0 && bind(l, (void *)&a, sizeof(a)) == 0 && listen(l, 1) == 0 &&
+	      getsockname(l, (void *)&a, &length) == 0);
+	fds[0] = socket(AF_INET, SOCK_STREAM, 0);
+	CHECK(connect(fds[0], (void *)&a, sizeof(a)) == 0);
+	fds[1] = accept(l, NULL, NULL);
+	CHECK(fds[1] >= 0);
+	close(l);
+}
+
+static void say(int from, int to, int times)
+{
+	char byte;
+
+	while (times--)
+		CHECK(write(from, "x", 1) == 1 && read(to, &byte, 1) == 1 && byte == 'x');
+}
+
+/* Gives a connection whose ends have lanes. */
+static struct connection *with_lanes(int fds[2])
+{
+	struct connection *c;
+
+	connected_pair(fds);
+	say(fds[0], fds[1], 20);
+	say(fds[1], fds[0], 20);
+	CHECK(lanes->lane[0].attached == 1 && lanes->lane[1].attached == 1);
+	c = use(fds[0]);
+	CHECK(c);
+	unuse(c);
+	return c;
+}
+
+static void *ask(void *fd)
+{
+	say(*(int *)fd, ((int *)fd)[1], 17);
+	return NULL;
+}
+
+/* A process forks while another thread asks: the child goes on by TCP, and so does the parent, which
+ * the child would count nothing for. One that nobody tells of the fork goes on, too. */
+static int fork_while_asking(bool told)
+{
+	int fds[2], status;
+	pthread_t thread;
+	pid_t child;
+	char byte;
+
+	connected_pair(fds);
+	atomic_store(&gate, 1);
+	CHECK(pthread_create(&thread, NULL, ask, fds) == 0);
+	while (!atomic_load(&waiting))
+		sched_yield();
+	child = told ? fork() : (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+	if (child == 0) {
+		alarm(20); /* else it would wait for ever for a thread that it has not */
+		_exit(recv(fds[0], &byte, 1, MSG_DONTWAIT) != -1 || errno != EAGAIN);
+	}
+	CHECK(waitpid(child, &status, 0) == child);
+	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+	atomic_store(&gate, 0);
+	CHECK(pthread_join(thread, NULL) == 0);
+	CHECK(lanes->lane[1].attached == !told);
+	CHECK((use(fds[0]) == NULL) == told);
+	say(fds[0], fds[1], 100);
+	say(fds[1], fds[0], 100);
+	return 0;
+}
+
+int main(int argc, char **argv)
+{
+	const char *what = argc == 2 ? argv[1] : "";
+	int r = 2;
+
+	alarm(120);
+	make_memory();
+	if (!strcmp(what, "fork"))
+		r = fork_while_asking(true);
+	else if (!strcmp(what, "raw-fork"))
+		r = fork_while_asking(false);
+	if (r == 0)
+		puts("ok");
+	return r;
+}

@@ -12,6 +12,10 @@
 
 #include "guest/queues.h"
 
+#ifndef TCP_ULP
+#define TCP_ULP 31 /* that older headers lack */
+#endif
+
 PUBLIC int connect(int fd, const struct sockaddr *to, socklen_t length)
 {
 	int r = PLAIN(connect, SYS_connect, fd, to, length), e = errno;
@@ -190,20 +194,19 @@ PUBLIC int shutdown(int fd, int how)
 PUBLIC int setsockopt(int fd, int level, int name, const void *value, socklen_t length)
 {
 	struct connection *c = use(fd);
+	bool by_queues = c && c->stream;
 
-	if (c && c->stream) {
-		unuse(c);
-		return PLAIN(setsockopt, SYS_setsockopt, fd, level, name, value, length);
-	}
-	if (c && level == IPPROTO_TCP && (name == TCP_NODELAY || name == TCP_CORK) && length >= sizeof(int)) {
-		unuse(c);
-		return 0; /* doorbells want their own */
-	}
 	if (c)
 		unuse(c);
+	if (c && !by_queues && level == IPPROTO_TCP && (name == TCP_NODELAY || name == TCP_CORK) &&
+	    length >= sizeof(int))
+		return 0; /* doorbells want their own */
 	/* A doorbell is one byte. */
-	if (level == SOL_SOCKET && name == SO_RCVLOWAT && length >= sizeof(int) && *(const int *)value > 1 &&
-	    handing_over(fd))
+	if (!by_queues && level == SOL_SOCKET && name == SO_RCVLOWAT && length >= sizeof(int) &&
+	    *(const int *)value > 1 && handing_over(fd))
+		return (int)result(-EBUSY);
+	/* From here on the kernel encrypts what the program sends, and that alone. */
+	if (level == IPPROTO_TCP && name == TCP_ULP && handing_over(fd))
 		return (int)result(-EBUSY);
 	return PLAIN(setsockopt, SYS_setsockopt, fd, level, name, value, length);
 }

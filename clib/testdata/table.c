@@ -1,7 +1,7 @@
 /* The guest library as a program's own calls, with both ends of a connection in one process, and an
  * agent that is a function here: what happens to what the library knows of a descriptor when its
  * process forks, a thread ends in a call, and so on.
- * table fork | raw-fork. Prints "ok", or what is wrong. */
+ * table fork | raw-fork | tls. Prints "ok", or what is wrong. */
 
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -143,6 +143,31 @@ static int fork_while_asking(bool told)
 	return 0;
 }
 
+/* TLS by the kernel: what the program sends from here on is the socket's alone, or the program is told
+ * that it cannot be. */
+static int tls(void)
+{
+	int fds[2];
+	struct connection *c = with_lanes(fds);
+	uint64_t before;
+	char bytes[10];
+
+	CHECK(write(fds[1], "unread bytes", 10) == 10);
+	CHECK(setsockopt(fds[0], IPPROTO_TCP, 31 /* TCP_ULP */, "tls", 3) == -1 && errno == EBUSY);
+	CHECK(read(fds[0], bytes, 10) == 10);
+	/* The kernel may not have it. */
+	CHECK(setsockopt(fds[0], IPPROTO_TCP, 31, "tls", 3) == 0 || errno == ENOENT);
+	before = c->out->produced;
+	CHECK(write(fds[0], "secret", 6) == 6 && read(fds[1], bytes, 10) == 6);
+	CHECK(c->out->produced == before);
+	/* One that has no lanes yet gets none. */
+	connected_pair(fds);
+	CHECK(setsockopt(fds[0], IPPROTO_TCP, 31, "tls", 3) == 0 || errno == ENOENT);
+	say(fds[0], fds[1], 100);
+	CHECK(!use(fds[0]));
+	return 0;
+}
+
 int main(int argc, char **argv)
 {
 	const char *what = argc == 2 ? argv[1] : "";
@@ -154,6 +179,8 @@ int main(int argc, char **argv)
 		r = fork_while_asking(true);
 	else if (!strcmp(what, "raw-fork"))
 		r = fork_while_asking(false);
+	else if (!strcmp(what, "tls"))
+		r = tls();
 	if (r == 0)
 		puts("ok");
 	return r;

@@ -116,25 +116,28 @@ void forget_thread(void)
 bool lock_direction(struct direction *d)
 {
 	struct timespec pause = {0, 50000};
-	uint32_t holder;
+	uint32_t holder, own = this_thread;
 	int tries = 0;
 
-	if (!this_thread)
-		this_thread = (uint32_t)call(SYS_gettid);
+	if (!own) {
+		own = (uint32_t)call(SYS_gettid);
+		if (!borrowed()) /* else the word is the parent's, too, and the child will be gone */
+			this_thread = own;
+	}
 	for (;;) {
 		holder = 0;
-		if (atomic_compare_exchange_strong_explicit(&d->lock, &holder, this_thread,
-		                                            memory_order_acquire, memory_order_relaxed))
+		if (atomic_compare_exchange_strong_explicit(&d->lock, &holder, own, memory_order_acquire,
+		                                            memory_order_relaxed))
 			return true;
-		if (holder == this_thread)
+		if (holder == own)
 			return false;
 		if (++tries % 64) {
 			call(SYS_sched_yield);
 			continue;
 		}
 		if (call(SYS_kill, holder, 0) == -ESRCH &&
-		    atomic_compare_exchange_strong_explicit(&d->lock, &holder, this_thread,
-		                                            memory_order_acquire, memory_order_relaxed))
+		    atomic_compare_exchange_strong_explicit(&d->lock, &holder, own, memory_order_acquire,
+		                                            memory_order_relaxed))
 			return true;
 		call(SYS_nanosleep, &pause, NULL);
 	}

@@ -64,6 +64,8 @@ bool lock_direction(struct direction *d);
 void unlock_direction(struct direction *d);
 long give_up(struct connection *c, int fd);
 void forget_thread(void);
+/* table.c: whether the memory is another process's, which a child of vfork() has. */
+bool borrowed(void);
 
 /* A list of buffers, and how far it was used. */
 struct buffers {

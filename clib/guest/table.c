@@ -69,6 +69,14 @@ static bool own_table(void)
 	return atomic_load(page) == pid;
 }
 
+bool borrowed(void)
+{
+	_Atomic int *page = atomic_load(&process);
+	int owner = page ? atomic_load(page) : 0;
+
+	return owner && owner != (int)call(SYS_getpid);
+}
+
 static struct entry *entry_of(int fd)
 {
 	return fd >= 0 && fd < NUMBERS ? &table[fd] : NULL;

@@ -1,7 +1,7 @@
 /* The guest library as a program's own calls, with both ends of a connection in one process, and an
  * agent that is a function here: what happens to what the library knows of a descriptor when its
  * process forks, a thread ends in a call, and so on.
- * table fork | raw-fork | tls. Prints "ok", or what is wrong. */
+ * table fork | raw-fork | tls | vfork. Prints "ok", or what is wrong. */
 
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -168,6 +168,35 @@ static int tls(void)
 	return 0;
 }
 
+static void *fork_into_own_memory(void *arg)
+{
+	struct connection *c = arg;
+	struct direction *d = &c->sides->out;
+	pid_t child = vfork();
+	int status;
+
+	if (child == 0) {
+		executing();
+		_exit(0);
+	}
+	CHECK(waitpid(child, &status, 0) == child && lock_direction(d));
+	CHECK(atomic_load(&d->lock) == (uint32_t)gettid());
+	unlock_direction(d);
+	return NULL;
+}
+
+/* A thread of which a child of vfork() was the first to lock something locks as itself: the child has
+ * ended, and others would take its locks. */
+static int vforked(void)
+{
+	int fds[2];
+	pthread_t thread;
+
+	CHECK(pthread_create(&thread, NULL, fork_into_own_memory, with_lanes(fds)) == 0);
+	CHECK(pthread_join(thread, NULL) == 0);
+	return 0;
+}
+
 int main(int argc, char **argv)
 {
 	const char *what = argc == 2 ? argv[1] : "";
@@ -181,6 +210,8 @@ int main(int argc, char **argv)
 		r = fork_while_asking(false);
 	else if (!strcmp(what, "tls"))
 		r = tls();
+	else if (!strcmp(what, "vfork"))
+		r = vforked();
 	if (r == 0)
 		puts("ok");
 	return r;

@@ -18,14 +18,16 @@ if [ "$(uname -m)" != $machine ]; then
 	[ ! -d /usr/$machine-linux-gnu/include ] || headers=/usr/$machine-linux-gnu/include
 fi
 soname=libheddle-$name.so
+# Tables for unwinding: a program's thread may be cancelled in a call that goes through the library.
+tables=-fno-asynchronous-unwind-tables
 case $name in
 pool) flags+=(-ffreestanding -fno-builtin) ;;
 # Is preloaded, too, but passes calls on to the C library of the process.
-guest | machine) flags+=(-std=gnu11 -fno-builtin -U_FORTIFY_SOURCE) ;;
+guest | machine) flags+=(-std=gnu11 -fno-builtin -U_FORTIFY_SOURCE) tables=-fasynchronous-unwind-tables ;;
 # Stands in for another library, and takes few functions from the C library of the process: clib/verbs/README.md.
 verbs) soname=libibverbs.so.1 flags+=(-std=gnu11 -fno-builtin-bcmp -U_FORTIFY_SOURCE -Wl,-z,nodelete,--version-script="$here/verbs/symbols.map") ;;
 esac
 mkdir -p "$(dirname "$file")"
 "${CLANG:-clang}" --target=$machine-linux-gnu "${flags[@]}" -I"$headers" -I"$here" -O2 -Wall -Wextra -Werror \
-	-fno-stack-protector -fno-asynchronous-unwind-tables -fPIC -fvisibility=hidden -nostdlib -shared -s \
+	-fno-stack-protector "$tables" -fPIC -fvisibility=hidden -nostdlib -shared -s \
 	-Wl,-soname,"$soname",-z,relro,-z,noexecstack,--build-id=none,--hash-style=both -o "$file" "$here/$name"/*.c

@@ -57,12 +57,26 @@ func TestLanes(t *testing.T) {
 func TestTable(t *testing.T) {
 	program := compile(t, "table", "guest/calls.c", "guest/connection.c", "guest/files.c", "guest/processes.c", "guest/queues.c",
 		"guest/receive.c", "guest/region.c", "guest/send.c", "guest/table.c")
-	for _, what := range []string{"fork", "raw-fork", "tls", "vfork"} {
+	for _, what := range []string{"fork", "raw-fork", "tls", "vfork", "cancel", "jump", "closed"} {
 		t.Run(what, func(t *testing.T) {
 			if said := runLanes(t, program, what); said != "ok" {
 				t.Errorf("%s", said)
 			}
 		})
+	}
+}
+
+// TestUnwind: a program's thread that is cancelled in a call of a library's does all that it is to do.
+func TestUnwind(t *testing.T) {
+	program := compile(t, "unwind", "-fexceptions")
+	for _, name := range []string{"guest", "machine"} {
+		library := filepath.Join(t.TempDir(), name+".so")
+		if out, err := exec.Command("./build.sh", name, library).CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		if said := runLanes(t, "env", "LD_PRELOAD="+library, program); said != "ok" {
+			t.Errorf("%s: %s", name, said)
+		}
 	}
 }
 

@@ -51,7 +51,7 @@ static ssize_t send_list(struct connection *c, int fd, const struct iovec *list,
 		struct connection *c_ = begin_io(fd);                                                        \
 		ssize_t r_ = HAS_LANES(c_) && !((flags) & ~RECEIVE_FLAGS)                                    \
 		                     ? receive_list(c_, fd, list, count, flags)                              \
-		                     : (plain);                                                              \
+		                     : WAITS(fd, c_, plain);                                                 \
 		end_io(fd, c_, 0, (flags) & (MSG_PEEK | MSG_OOB | MSG_ERRQUEUE) ? 0 : r_);                   \
 		r_;                                                                                          \
 	})
@@ -62,9 +62,22 @@ static ssize_t send_list(struct connection *c, int fd, const struct iovec *list,
 		ssize_t r_;                                                                                  \
 		UNKNOWN(fd, c_, (flags) & ~SEND_FLAGS);                                                      \
 		r_ = HAS_LANES(c_) && !((flags) & ~SEND_FLAGS) ? send_list(c_, fd, list, count, flags)       \
-		                                               : (plain);                                    \
+		                                               : WAITS(fd, c_, plain);                       \
 		end_io(fd, c_, r_, 0);                                                                       \
 		r_;                                                                                          \
+	})
+
+/* Makes a call of the C library's, which may wait. */
+#define WAITS(fd, c, plain)                                                                                  \
+	({                                                                                                   \
+		struct undo undo_ = {.fd = fd, .c = c};                                                      \
+		__typeof__(plain) waited_;                                                                   \
+		if (c)                                                                                       \
+			undo_begin(&undo_);                                                                  \
+		waited_ = (plain);                                                                           \
+		if (c)                                                                                       \
+			undo_end(&undo_);                                                                    \
+		waited_;                                                                                     \
 	})
 
 #define ONE(at, n) (&(struct iovec){(void *)(at), n})
@@ -95,7 +108,7 @@ PUBLIC ssize_t recvfrom(int fd, void *restrict to, size_t n, int flags, struct s
 		if (from && length && r >= 0)
 			*length = 0; /* as TCP does */
 	} else {
-		r = PLAIN(recvfrom, SYS_recvfrom, fd, to, n, flags, from, length);
+		r = WAITS(fd, c, PLAIN(recvfrom, SYS_recvfrom, fd, to, n, flags, from, length));
 	}
 	end_io(fd, c, 0, flags & (MSG_PEEK | MSG_OOB | MSG_ERRQUEUE) ? 0 : r);
 	return r;
@@ -114,7 +127,7 @@ PUBLIC ssize_t recvmsg(int fd, struct msghdr *m, int flags)
 			m->msg_flags = 0;
 		}
 	} else {
-		r = PLAIN(recvmsg, SYS_recvmsg, fd, m, flags);
+		r = WAITS(fd, c, PLAIN(recvmsg, SYS_recvmsg, fd, m, flags));
 	}
 	end_io(fd, c, 0, flags & (MSG_PEEK | MSG_OOB | MSG_ERRQUEUE) ? 0 : r);
 	return r;
@@ -217,7 +230,7 @@ PUBLIC ssize_t sendmsg(int fd, const struct msghdr *m, int flags)
 	if (HAS_LANES(c) && !(flags & ~SEND_FLAGS) && !m->msg_controllen)
 		r = send_list(c, fd, m->msg_iov, m->msg_iovlen, flags);
 	else
-		r = PLAIN(sendmsg, SYS_sendmsg, fd, m, flags);
+		r = WAITS(fd, c, PLAIN(sendmsg, SYS_sendmsg, fd, m, flags));
 	end_io(fd, c, r, 0);
 	return r;
 }
@@ -262,7 +275,7 @@ PUBLIC ssize_t sendfile(int out, int in, off_t *offset, size_t count)
 {
 	struct connection *c = begin_io(out);
 	struct file_to_socket s = {out, in, offset, count};
-	ssize_t r = result(HAS_LANES(c) ? lanes_native(c, out, send_file, &s) : send_file(&s));
+	ssize_t r = result(HAS_LANES(c) ? lanes_native(c, out, send_file, &s) : WAITS(out, c, send_file(&s)));
 
 	end_io(out, c, r, 0);
 	return r;
@@ -310,7 +323,7 @@ static long splice_out(struct connection *c, struct spliced *s)
 	r = lanes_receive(c, s->in, &b, MSG_PEEK | flags);
 	if (r <= 0)
 		return r;
-	r = PLAIN(write, SYS_write, s->out, bytes, (size_t)r);
+	r = WAITS(s->in, c, PLAIN(write, SYS_write, s->out, bytes, (size_t)r));
 	if (r < 0)
 		return -errno;
 	list.iov_len = (size_t)r;
@@ -327,7 +340,8 @@ PUBLIC ssize_t splice(int in, off64_t *in_at, int out, off64_t *out_at, size_t c
 	if (HAS_LANES(from))
 		r = count ? splice_out(from, &s) : 0;
 	else
-		r = HAS_LANES(to) ? lanes_native(to, out, splice_native, &s) : splice_native(&s);
+		r = HAS_LANES(to) ? lanes_native(to, out, splice_native, &s)
+		                  : WAITS(from ? in : out, from ? from : to, splice_native(&s));
 	r = result(r);
 	end_io(in, from, 0, r);
 	end_io(out, to, r, 0);

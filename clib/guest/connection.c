@@ -148,6 +148,43 @@ void unlock_direction(struct direction *d)
 	atomic_store_explicit(&d->lock, 0, memory_order_release);
 }
 
+/* The list of what the C library does for a thread that is cancelled. The one of glibc does it, too,
+ * when a signal's handler jumps out of the call; under another C library such a handler would leave the
+ * list behind with what lies on the stack no more. */
+extern void _pthread_cleanup_push(void *kept, void (*)(void *), void *) __attribute__((weak));
+extern void _pthread_cleanup_pop(void *kept, int run) __attribute__((weak));
+extern const char *gnu_get_libc_version(void) __attribute__((weak));
+
+static bool has_list(void)
+{
+	return gnu_get_libc_version && _pthread_cleanup_push && _pthread_cleanup_pop;
+}
+
+static void undo(void *arg)
+{
+	struct undo *u = arg;
+
+	if (u->native) {
+		u->native->final = true; /* nobody knows what the call has sent */
+		atomic_fetch_sub(&u->native->native, 1);
+	}
+	if (u->locked)
+		unlock_direction(u->locked);
+	end_io(u->fd, u->c, 0, 0);
+}
+
+void undo_begin(struct undo *u)
+{
+	if (has_list())
+		_pthread_cleanup_push(u->kept, undo, u);
+}
+
+void undo_end(struct undo *u)
+{
+	if (has_list())
+		_pthread_cleanup_pop(u->kept, 0);
+}
+
 /* Ends a connection whose other end does not keep to the rules. */
 long give_up(struct connection *c, int fd)
 {

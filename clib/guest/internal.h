@@ -44,6 +44,7 @@ struct sides {
 struct connection {
 	_Atomic uint32_t taken;
 	_Atomic uint32_t users; /* calls that use it just now, and descriptors that lead to it */
+	_Atomic uint32_t descriptors;
 	struct lanes *_Atomic lanes;
 	struct sides *sides;
 	/* Of one that has a stream of the service of queues instead. */
@@ -66,6 +67,25 @@ long give_up(struct connection *c, int fd);
 void forget_thread(void);
 /* table.c: whether the memory is another process's, which a child of vfork() has. */
 bool borrowed(void);
+
+/* What is to be undone of a call that its thread never comes back from: it is cancelled, or the
+ * handler of a signal jumps out. Between the two functions the call waits in the kernel. */
+struct undo {
+	void *kept[4]; /* the C library's */
+	int fd;
+	struct connection *c;
+	struct direction *native, *locked; /* NULL: none */
+};
+
+void undo_begin(struct undo *u);
+void undo_end(struct undo *u);
+#define UNDONE(r, ...)                                                                                       \
+	do {                                                                                                 \
+		struct undo undo_ = {__VA_ARGS__};                                                           \
+		undo_begin(&undo_);                                                                          \
+		r;                                                                                           \
+		undo_end(&undo_);                                                                            \
+	} while (0)
 
 /* A list of buffers, and how far it was used. */
 struct buffers {

@@ -127,7 +127,8 @@ static long wait_for(struct connection *c, uint64_t most, const struct timespec 
 	long r = 0;
 
 	if (in_ring(c) > most)
-		r = call(SYS_futex, &c->words->out_waiting, FUTEX_WAIT, waits, limit, NULL, 0);
+		UNDONE(r = call(SYS_futex, &c->words->out_waiting, FUTEX_WAIT, waits, limit, NULL, 0),
+		       .c = c);
 	return r == -EAGAIN || r > 0 ? 0 : r;
 }
 
@@ -243,9 +244,10 @@ long queue_receive(struct connection *c, int fd, struct buffers *b, int flags)
 {
 	struct iovec list[NATIVE_LIST];
 	struct msghdr m = {.msg_iov = list, .msg_iovlen = rest_of(b, list, NATIVE_LIST, b->left)};
-	long r = PLAIN(recvmsg, SYS_recvmsg, fd, &m, flags);
+	long r;
 	int error;
 
+	UNDONE(r = PLAIN(recvmsg, SYS_recvmsg, fd, &m, flags), .c = c);
 	if (r < 0)
 		r = -errno;
 	else
@@ -281,7 +283,7 @@ long queue_native(struct connection *c, int fd, long (*f)(void *), void *arg)
 	}
 	atomic_fetch_add(&d->native, 1);
 	unlock_direction(d);
-	r = f(arg);
+	UNDONE(r = f(arg), .c = c, .native = d);
 	atomic_fetch_sub(&d->native, 1);
 	return r;
 }

@@ -270,11 +270,12 @@ static long from_tcp(struct connection *c, int fd, struct buffers *b, int flags)
 }
 
 /* Waits as the socket does: for a doorbell, bytes or the end. */
-static long wait_native(int fd)
+static long wait_native(struct connection *c, int fd)
 {
 	char byte;
-	long r = PLAIN(recvfrom, SYS_recvfrom, fd, &byte, 1, MSG_PEEK, NULL, NULL);
+	long r;
 
+	UNDONE(r = PLAIN(recvfrom, SYS_recvfrom, fd, &byte, 1, MSG_PEEK, NULL, NULL), .c = c);
 	return r < 0 ? -errno : 0;
 }
 
@@ -324,7 +325,7 @@ long lanes_receive(struct connection *c, int fd, struct buffers *b, int flags)
 		if (r > 0 && (flags & MSG_PEEK || !(flags & MSG_WAITALL)))
 			break;
 		if (r == -EAGAIN && waits(fd, flags))
-			r = got && !(flags & MSG_WAITALL) ? 0 : wait_native(fd) ?: AGAIN;
+			r = got && !(flags & MSG_WAITALL) ? 0 : wait_native(c, fd) ?: AGAIN;
 		else if (r == AGAIN)
 			r = -EAGAIN; /* a hostile writer, which has no more of this call's time */
 	} while ((r > 0 || r == AGAIN) && b->left);

@@ -157,7 +157,8 @@ static bool wait_for_room(struct connection *c, bool waits)
 	atomic_store_explicit(&c->out->waiting, 1, memory_order_relaxed);
 	atomic_thread_fence(memory_order_seq_cst);
 	if (room_in(c) <= 0)
-		call(SYS_futex, &c->out->waiting, FUTEX_WAIT, 1, &limit, NULL, 0);
+		UNDONE(call(SYS_futex, &c->out->waiting, FUTEX_WAIT, 1, &limit, NULL, 0), .c = c,
+		       .locked = &c->sides->out);
 	atomic_store_explicit(&c->out->waiting, 0, memory_order_relaxed);
 	return room_in(c) != 0;
 }
@@ -176,9 +177,11 @@ long send_native(struct connection *c, int fd, struct buffers *b, int flags)
 	struct msghdr m = {.msg_iov = list, .msg_iovlen = rest_of(b, list, NATIVE_LIST, b->left)};
 	long r;
 
+	if (!atomic_load(&c->descriptors))
+		return -EBADF; /* closed meanwhile: the number may be another file's */
 	atomic_fetch_add(&d->native, 1);
 	unlock_direction(d);
-	r = PLAIN(sendmsg, SYS_sendmsg, fd, &m, flags);
+	UNDONE(r = PLAIN(sendmsg, SYS_sendmsg, fd, &m, flags), .c = c, .native = d);
 	if (r < 0)
 		r = -errno;
 	while (!lock_direction(d))
@@ -254,7 +257,7 @@ long lanes_native(struct connection *c, int fd, long (*f)(void *), void *arg)
 	leave_ring(c);
 	atomic_fetch_add(&d->native, 1);
 	unlock_direction(d);
-	r = f(arg);
+	UNDONE(r = f(arg), .c = c, .native = d);
 	while (!lock_direction(d))
 		;
 	if (r > 0)

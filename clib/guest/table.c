@@ -157,10 +157,12 @@ static bool get_lanes(struct entry *e, int fd)
 		call(SYS_close, memory);
 	else
 		got = queue_attach(c, fd);
-	if (got)
+	if (got) {
+		atomic_store(&c->descriptors, 1);
 		atomic_store(&e->connection, c);
-	else
+	} else {
 		atomic_store(&c->taken, 0);
+	}
 	return got;
 }
 
@@ -309,8 +311,12 @@ void closing(int fd)
 		return;
 	}
 	lanes_settle(c, fd);
-	if (atomic_exchange(&e->kind, OTHER) == ATTACHED)
+	if (atomic_exchange(&e->kind, OTHER) == ATTACHED) {
+		/* Not only when the last call has come back: the peer is to hear of the end. */
+		if (atomic_fetch_sub(&c->descriptors, 1) == 1 && c->stream)
+			queue_leave(c);
 		unuse(c);
+	}
 	unuse(c);
 }
 
@@ -340,6 +346,7 @@ long duplicated(int from, int to)
 	}
 	while (most < to && !atomic_compare_exchange_weak(&highest, &most, to))
 		;
+	atomic_fetch_add(&c->descriptors, 1);
 	atomic_store(&e->connection, c); /* with the use of it */
 	atomic_store_explicit(&e->kind, ATTACHED, memory_order_release);
 	return 0;

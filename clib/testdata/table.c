@@ -1,7 +1,7 @@
 /* The guest library as a program's own calls, with both ends of a connection in one process, and an
  * agent that is a function here: what happens to what the library knows of a descriptor when its
  * process forks, a thread ends in a call, and so on.
- * table fork | raw-fork | tls | vfork. Prints "ok", or what is wrong. */
+ * table fork | raw-fork | tls | vfork | cancel | jump | closed. Prints "ok", or what is wrong. */
 
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -11,14 +11,17 @@
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
+#include <setjmp.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 
 #include "guest/queues.h"
+#include "ring/ring.h"
 
 #define CHECK(condition)                                                                                     \
 	do {                                                                                                 \
@@ -39,17 +42,85 @@ void *next_of(const char *name, void *_Atomic *kept)
 	return dlsym(RTLD_NEXT, name);
 }
 
+/* A region of queues with one stream, as the service makes it. */
+enum { SLOTS = 16, JOBS_AT = 1024, COMPLETIONS_AT = 2432, STREAMS_AT = 3840, BYTES_AT = 4096 };
+static struct queues_header *region;
+
+static struct queues_stream *stream_of_region(void)
+{
+	return (struct queues_stream *)((uint8_t *)region + STREAMS_AT);
+}
+
+static void make_ring(uint64_t at)
+{
+	static const struct {
+		char magic[8];
+		uint32_t version, slot_size, capacity;
+	} head = {{'H', 'D', 'L', 'R', 'I', 'N', 'G', 0}, 1, 64, SLOTS};
+
+	memcpy((uint8_t *)region + at, &head, 20);
+}
+
+/* Gives the socket on which it is told of. */
+static int make_region(void)
+{
+	struct queues_header head = {.magic = QUEUES_MAGIC,
+	                             .version = QUEUES_VERSION,
+	                             .flags = QUEUES_EDGES,
+	                             .size = BYTES_AT + 2 * QUEUES_CAPACITY_MIN,
+	                             .slots = SLOTS,
+	                             .streams = 1,
+	                             .capacity = QUEUES_CAPACITY_MIN,
+	                             .jobs_at = JOBS_AT,
+	                             .completions_at = COMPLETIONS_AT,
+	                             .streams_at = STREAMS_AT,
+	                             .bytes_at = BYTES_AT};
+	struct queues_made made = {.head = {.type = QUEUES_MADE, .region = 1}, .size = head.size};
+	int fds[3] = {memfd_create("region", MFD_ALLOW_SEALING), eventfd(0, 0), eventfd(0, 0)}, ends[2];
+	union {
+		struct cmsghdr head;
+		char bytes[CMSG_SPACE(sizeof(fds))];
+	} control = {.head = {CMSG_LEN(sizeof(fds)), SOL_SOCKET, SCM_RIGHTS}};
+	struct msghdr m = {.msg_iov = &(struct iovec){&made, sizeof(made)},
+	                   .msg_iovlen = 1,
+	                   .msg_control = &control,
+	                   .msg_controllen = sizeof(control)};
+
+	CHECK(ftruncate(fds[0], (off_t)head.size) == 0 &&
+	      fcntl(fds[0], F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0);
+	region = mmap(NULL, head.size, PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
+	CHECK(region != MAP_FAILED);
+	memcpy(region, &head, 128);
+	make_ring(JOBS_AT);
+	make_ring(COMPLETIONS_AT);
+	memcpy(CMSG_DATA(&control.head), fds, sizeof(fds));
+	CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends) == 0);
+	CHECK(sendmsg(ends[0], &m, 0) == sizeof(made));
+	for (int i = 0; i < 3; i++)
+		close(fds[i]);
+	return ends[1];
+}
+
+static bool by_queues;
+
 long ask_agent(unsigned long magic, long question)
 {
-	(void)magic;
-	(void)question;
-	return -EOPNOTSUPP;
+	CHECK(magic == QUEUES_ASK);
+	if (!by_queues)
+		return -EOPNOTSUPP;
+	if (question == (long)QUEUES_ASK_REGION)
+		return make_region();
+	stream_of_region()->generation = 1;
+	stream_of_region()->state = QUEUES_STREAM_USED;
+	return 0;
 }
 
 long ask_for_lanes(int fd, int role)
 {
 	(void)fd;
 	(void)role;
+	if (by_queues)
+		return -EOPNOTSUPP;
 	atomic_fetch_add(&waiting, 1);
 	while (atomic_load(&gate))
 		sched_yield();
@@ -197,6 +268,142 @@ static int vforked(void)
 	return 0;
 }
 
+/* Waits until a thread of this process waits in the kernel. */
+static void wait_until_asleep(pid_t thread)
+{
+	char path[64], line[256];
+	ssize_t n;
+	int fd;
+
+	snprintf(path, sizeof(path), "/proc/self/task/%d/stat", thread);
+	do {
+		sched_yield();
+		fd = open(path, O_RDONLY);
+		n = read(fd, line, sizeof(line) - 1);
+		close(fd);
+		CHECK(n > 0);
+		line[n] = 0;
+	} while (!strstr(line, ") S "));
+}
+
+static _Atomic pid_t asleep; /* the thread that will wait */
+
+static void *receive_for_ever(void *fd)
+{
+	char byte;
+
+	atomic_store(&asleep, gettid());
+	read(*(int *)fd, &byte, 1);
+	return NULL;
+}
+
+static void *send_for_ever(void *fd)
+{
+	static char bytes[1 << 20];
+
+	atomic_store(&asleep, gettid());
+	while (write(*(int *)fd, bytes, sizeof(bytes)) > 0)
+		;
+	return NULL;
+}
+
+static bool cancelled(void *(*f)(void *), int *fd)
+{
+	pthread_t thread;
+	void *r;
+
+	atomic_store(&asleep, 0);
+	CHECK(pthread_create(&thread, NULL, f, fd) == 0);
+	while (!atomic_load(&asleep))
+		sched_yield();
+	wait_until_asleep(atomic_load(&asleep));
+	CHECK(pthread_cancel(thread) == 0 && pthread_join(thread, &r) == 0);
+	return r == PTHREAD_CANCELED;
+}
+
+/* A thread that is cancelled in a call leaves nothing behind, whoever has the connection's bytes. */
+static int cancel(void)
+{
+	int fds[2];
+	struct connection *c;
+
+	connected_pair(fds);
+	CHECK(cancelled(receive_for_ever, &fds[0]));
+	close(fds[0]);
+	close(fds[1]);
+	c = with_lanes(fds); /* the same numbers, with no call in them */
+	CHECK(cancelled(receive_for_ever, &fds[0]));
+	CHECK(atomic_load(&c->users) == 1);
+	CHECK(cancelled(send_for_ever, &fds[0]));
+	CHECK(atomic_load(&c->users) == 1 && !atomic_load(&c->sides->out.native));
+	CHECK(lock_direction(&c->sides->out));
+	unlock_direction(&c->sides->out);
+	close(fds[0]);
+	CHECK(!atomic_load(&c->taken));
+	return 0;
+}
+
+/* The service is told when the last descriptor is closed, though a call has not come back. */
+static int closed(void)
+{
+	int fds[2];
+	struct connection *c;
+	pthread_t thread;
+
+	by_queues = true;
+	connected_pair(fds);
+	while (!region)
+		say(fds[0], fds[1], 1);
+	c = use(fds[0]);
+	CHECK(c && c->stream);
+	unuse(c);
+	CHECK(pthread_create(&thread, NULL, receive_for_ever, &fds[0]) == 0);
+	while (!atomic_load(&asleep))
+		sched_yield();
+	wait_until_asleep(atomic_load(&asleep));
+	close(dup(fds[0]));
+	CHECK(atomic_load(ring_produced(&(struct ring_end){.base = (uint8_t *)region + JOBS_AT})) == 0);
+	close(fds[0]);
+	CHECK(atomic_load(ring_produced(&(struct ring_end){.base = (uint8_t *)region + JOBS_AT})) == 1);
+	CHECK(((struct queues_nqe *)((uint8_t *)region + JOBS_AT + RING_SLOTS_OFFSET))->operation ==
+	      QUEUES_CLOSE);
+	CHECK(write(fds[1], "x", 1) == 1 && pthread_join(thread, NULL) == 0 && !atomic_load(&c->taken));
+	return 0;
+}
+
+static sigjmp_buf before_call;
+
+static void jump(int signal)
+{
+	(void)signal;
+	siglongjmp(before_call, 1);
+}
+
+static void *interrupt(void *thread)
+{
+	wait_until_asleep(getpid());
+	CHECK(pthread_kill(*(pthread_t *)thread, SIGUSR1) == 0);
+	return NULL;
+}
+
+/* So does one out of whose call the handler of a signal jumps. */
+static int jump_out(void)
+{
+	int fds[2];
+	struct connection *c = with_lanes(fds);
+	pthread_t self = pthread_self(), thread;
+	char byte;
+
+	CHECK(signal(SIGUSR1, jump) != SIG_ERR);
+	if (!sigsetjmp(before_call, 1)) {
+		CHECK(pthread_create(&thread, NULL, interrupt, &self) == 0);
+		read(fds[0], &byte, 1);
+		CHECK(!"it came back");
+	}
+	CHECK(atomic_load(&c->users) == 1);
+	return 0;
+}
+
 int main(int argc, char **argv)
 {
 	const char *what = argc == 2 ? argv[1] : "";
@@ -212,6 +419,12 @@ int main(int argc, char **argv)
 		r = tls();
 	else if (!strcmp(what, "vfork"))
 		r = vforked();
+	else if (!strcmp(what, "cancel"))
+		r = cancel();
+	else if (!strcmp(what, "closed"))
+		r = closed();
+	else if (!strcmp(what, "jump"))
+		r = jump_out();
 	if (r == 0)
 		puts("ok");
 	return r;

@@ -19,27 +19,29 @@
 /* For so long a hand-over waits for the ring. */
 #define HAND_OVER_MS 2000
 
-bool queue_attach(struct connection *c, int fd)
+long queue_attach(struct connection *c, int fd)
 {
-	long number, sides;
+	long number = region_ready(), sides;
 
-	if (!region_ready())
-		return false;
+	if (failed(number))
+		return number;
 	sides = call(SYS_mmap, NULL, sizeof(struct sides), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
 	             -1, 0L);
 	if (failed(sides))
-		return false;
+		return sides;
 	number = region_ask(fd);
-	if (failed(number) || !region_stream((uint32_t)number, &c->words, &c->out_ring)) {
+	if (!failed(number) && !region_stream((uint32_t)number, &c->words, &c->out_ring))
+		number = -EPROTO;
+	if (failed(number)) {
 		call(SYS_munmap, sides, sizeof(struct sides));
-		return false;
+		return number;
 	}
 	c->sides = (struct sides *)sides;
 	c->stream = (uint32_t)number + 1;
 	c->capacity = region_capacity();
 	c->header = region_header();
 	c->generation = atomic_load_explicit(&c->words->generation, memory_order_acquire);
-	return true;
+	return 0;
 }
 
 void queue_forked(void)

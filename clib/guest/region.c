@@ -89,35 +89,31 @@ static void close_all(int *fds, int n)
 			call(SYS_close, fds[i]);
 }
 
-/* Asks for a region. */
-static bool make(void)
+/* Asks for a region. Gives 0, or -errno: a profile may come. */
+static long make(void)
 {
 	struct queues_made made;
 	int fds[3];
 	long life = ask_agent(QUEUES_ASK, QUEUES_ASK_REGION);
+	bool told;
 
-	if (failed(life)) {
-		/* A profile may come; an agent that does not know the question never answers it. */
-		return false;
-	}
-	if (!receive_made((int)life, &made, fds)) {
+	if (failed(life))
+		return life;
+	told = receive_made((int)life, &made, fds);
+	if (!told || !take(&made, fds[0])) {
 		close_all(fds, 3);
 		call(SYS_close, life);
-		atomic_store(&region.state, NEVER); /* it was a socket: nobody knows the question */
-		return false;
-	}
-	if (!take(&made, fds[0])) {
-		close_all(fds, 3);
-		call(SYS_close, life);
-		atomic_store(&region.state, NEVER);
-		return false;
+		/* Else it was a socket: whoever let the call go on does not know the question. */
+		if (told)
+			atomic_store(&region.state, NEVER);
+		return -EPROTO;
 	}
 	call(SYS_close, fds[0]);
 	region.life = (int)life;
 	region.bell = fds[1];
 	region.wait = fds[2];
 	atomic_store(&region.state, THERE);
-	return true;
+	return 0;
 }
 
 bool region_exists(void)
@@ -125,17 +121,17 @@ bool region_exists(void)
 	return atomic_load(&region.state) == THERE;
 }
 
-bool region_ready(void)
+long region_ready(void)
 {
-	bool ready;
+	long r;
 
 	if (atomic_load(&region.state) == THERE)
-		return !atomic_load_explicit(&region.header->ended, memory_order_relaxed);
+		return atomic_load_explicit(&region.header->ended, memory_order_relaxed) ? -EOPNOTSUPP : 0;
 	if (atomic_load(&region.state) == NEVER || !lock_direction(&region.lock))
-		return false;
-	ready = atomic_load(&region.state) == THERE || make();
+		return -EOPNOTSUPP;
+	r = atomic_load(&region.state) == THERE ? 0 : make();
 	unlock_direction(&region.lock);
-	return ready;
+	return r;
 }
 
 long region_ask(int fd)

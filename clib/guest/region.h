@@ -6,8 +6,8 @@
 #include "guest/queues.h"
 
 bool region_exists(void);
-/* Whether there is one, or the agent gives one. */
-bool region_ready(void);
+/* 0 if there is one, or the agent gives one; else -errno, -EAGAIN if it may later. */
+long region_ready(void);
 /* Asks for a stream for a descriptor: its number, or -errno. */
 long region_ask(int fd);
 /* Where a stream lies; false: it has no such number. */

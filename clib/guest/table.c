@@ -12,9 +12,11 @@
 #define NUMBERS     65536 /* descriptors beyond have no lanes */
 #define CONNECTIONS 4096  /* of a process that have lanes */
 
-/* A connection is asked for after so many bytes, or calls. */
-#define ASK_BYTES 32768
-#define ASK_CALLS 16
+/* A connection is asked for after so many bytes, or calls: twice as many each time that the answer
+ * was to ask again. */
+#define ASK_BYTES 32768UL
+#define ASK_CALLS 16UL
+#define ASKED_MAX 20
 
 /* FORKED is ASKING of a connection that another process has got meanwhile, by a fork. */
 enum kind { OTHER, OPENED, ASKING, FORKED, ATTACHED };
@@ -23,6 +25,7 @@ static struct entry {
 	_Atomic uint32_t kind;
 	_Atomic uint32_t busy; /* calls that are counted */
 	_Atomic uint32_t calls;
+	_Atomic uint32_t asked; /* how often, in vain */
 	int role;
 	_Atomic uint64_t sent, received;
 	struct connection *_Atomic connection;
@@ -140,38 +143,44 @@ static struct connection *free_connection(void)
 }
 
 /* Asks for lanes, or a stream of queues: a profile says one of them, or neither. The caller has
- * made the kind ASKING. */
-static bool get_lanes(struct entry *e, int fd)
+ * made the kind ASKING. Gives what it becomes: OPENED while nobody can say, as when no agent runs. */
+static uint32_t get_lanes(struct entry *e, int fd)
 {
 	struct connection *c = free_connection();
-	long memory = -EOPNOTSUPP;
-	bool got;
+	long r = -EOPNOTSUPP;
 
 	if (!c)
-		return false;
+		return OTHER;
 	if (!region_exists())
-		memory = ask_for_lanes(fd, e->role);
-	got = !failed(memory) &&
-	      attach(c, fd, e->role, (int)memory, atomic_load(&e->sent), atomic_load(&e->received));
-	if (!failed(memory))
+		r = ask_for_lanes(fd, e->role);
+	if (!failed(r)) {
+		int memory = (int)r;
+
+		if (!attach(c, fd, e->role, memory, atomic_load(&e->sent), atomic_load(&e->received)))
+			r = -EPROTO;
 		call(SYS_close, memory);
-	else
-		got = queue_attach(c, fd);
-	if (got) {
-		atomic_store(&c->descriptors, 1);
-		atomic_store(&e->connection, c);
-	} else {
-		atomic_store(&c->taken, 0);
+	} else if (r != -EAGAIN) {
+		r = queue_attach(c, fd);
 	}
-	return got;
+	if (failed(r)) {
+		atomic_store(&c->taken, 0);
+		if (r == -EAGAIN && atomic_load(&e->asked) < ASKED_MAX)
+			atomic_fetch_add(&e->asked, 1);
+		return r == -EAGAIN ? OPENED : OTHER;
+	}
+	atomic_store(&c->descriptors, 1);
+	atomic_store(&e->connection, c);
+	return ATTACHED;
 }
 
 static bool worth_it(struct entry *e)
 {
-	return atomic_load_explicit(&e->calls, memory_order_relaxed) >= ASK_CALLS ||
+	uint32_t asked = atomic_load_explicit(&e->asked, memory_order_relaxed);
+
+	return atomic_load_explicit(&e->calls, memory_order_relaxed) >= ASK_CALLS << asked ||
 	       atomic_load_explicit(&e->sent, memory_order_relaxed) +
 	                       atomic_load_explicit(&e->received, memory_order_relaxed) >=
-	               ASK_BYTES;
+	               ASK_BYTES << asked;
 }
 
 /* Takes what an answer has made of a connection. Of one that a child has got meanwhile it is dropped:
@@ -202,7 +211,7 @@ static void change_over(struct entry *e, int fd)
 		/* After ASKING: either this sees a fork that begins, or that one sees ASKING. */
 		bool not_now = atomic_load(&forks) || atomic_load(&e->busy) != 1;
 
-		answered(e, not_now ? OPENED : get_lanes(e, fd) ? ATTACHED : OTHER);
+		answered(e, not_now ? OPENED : get_lanes(e, fd));
 	}
 	call(SYS_rt_sigprocmask, SIG_SETMASK, &before, NULL, sizeof(before));
 }
@@ -260,6 +269,7 @@ void opened(int fd, int role)
 	atomic_store(&e->sent, 0);
 	atomic_store(&e->received, 0);
 	atomic_store(&e->calls, 0);
+	atomic_store(&e->asked, 0);
 	e->role = role;
 	atomic_store_explicit(&e->kind, OPENED, memory_order_release);
 }

@@ -1,7 +1,8 @@
 /* The guest library as a program's own calls, with both ends of a connection in one process, and an
  * agent that is a function here: what happens to what the library knows of a descriptor when its
  * process forks, a thread ends in a call, and so on.
- * table fork | raw-fork | tls | vfork | cancel | jump | closed. Prints "ok", or what is wrong. */
+ * table fork | raw-fork | tls | vfork | cancel | jump | closed | later | later-queues.
+ * Prints "ok", or what is wrong. */
 
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -101,13 +102,14 @@ static int make_region(void)
 	return ends[1];
 }
 
-static bool by_queues;
+static bool by_queues, away;
+static int asked;
 
 long ask_agent(unsigned long magic, long question)
 {
 	CHECK(magic == QUEUES_ASK);
-	if (!by_queues)
-		return -EOPNOTSUPP;
+	if (away || !by_queues)
+		return away ? -EAGAIN : -EOPNOTSUPP;
 	if (question == (long)QUEUES_ASK_REGION)
 		return make_region();
 	stream_of_region()->generation = 1;
@@ -119,8 +121,9 @@ long ask_for_lanes(int fd, int role)
 {
 	(void)fd;
 	(void)role;
-	if (by_queues)
-		return -EOPNOTSUPP;
+	asked++;
+	if (away || by_queues)
+		return away ? -EAGAIN : -EOPNOTSUPP;
 	atomic_fetch_add(&waiting, 1);
 	while (atomic_load(&gate))
 		sched_yield();
@@ -371,6 +374,40 @@ static int closed(void)
 	return 0;
 }
 
+/* A connection whose agent is away asks again, more and more seldom, and has lanes once it is there. */
+static int later(void)
+{
+	int fds[2], once;
+
+	away = true;
+	connected_pair(fds);
+	say(fds[0], fds[1], 500);
+	CHECK(asked > 4 && asked < 14);
+	away = false;
+	once = asked;
+	say(fds[0], fds[1], 1100);
+	CHECK(asked == once + 2);
+	CHECK(lanes->lane[0].attached == 1 && lanes->lane[1].attached == 1);
+	return 0;
+}
+
+/* So with queues, of which a process has a region only once it has been told of one. */
+static int later_by_queues(void)
+{
+	int fds[2];
+	struct connection *c;
+
+	away = by_queues = true;
+	connected_pair(fds);
+	say(fds[0], fds[1], 500);
+	CHECK(!region);
+	away = false;
+	say(fds[0], fds[1], 1100);
+	c = use(fds[0]);
+	CHECK(region && c && c->stream);
+	return 0;
+}
+
 static sigjmp_buf before_call;
 
 static void jump(int signal)
@@ -421,6 +458,10 @@ int main(int argc, char **argv)
 		r = vforked();
 	else if (!strcmp(what, "cancel"))
 		r = cancel();
+	else if (!strcmp(what, "later"))
+		r = later();
+	else if (!strcmp(what, "later-queues"))
+		r = later_by_queues();
 	else if (!strcmp(what, "closed"))
 		r = closed();
 	else if (!strcmp(what, "jump"))

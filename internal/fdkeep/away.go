@@ -13,7 +13,7 @@ import (
 // keeper.mu.
 type away struct {
 	agents  int  // that said opServe, and have not hung up
-	answers bool // calls that may continue do
+	answers bool // calls that may continue do, and questions are answered
 	// continued counts those that did.
 	continued uint64
 }
@@ -59,7 +59,7 @@ func (h *keeper) endAwayLocked() {
 	}
 }
 
-// beginFor has the calls of an entry continue that may, beginning with those that the agent had
+// beginFor settles the calls of an entry that may be, beginning with those that the agent had
 // received. It is called with mu held.
 func (h *keeper) beginFor(key string) {
 	e := h.entries[key]
@@ -78,9 +78,7 @@ func (h *keeper) beginFor(key string) {
 		if place == nil {
 			break
 		}
-		if e.calls.mayContinue(place) {
-			h.goOn(e, place)
-		}
+		h.settle(e, place)
 	}
 	h.ask(e, unix.EPOLLIN)
 }
@@ -91,7 +89,7 @@ func (h *keeper) ask(e entry, events uint32) {
 	_ = unix.EpollCtl(h.epoll, unix.EPOLL_CTL_MOD, e.fd, &unix.EpollEvent{Events: events, Fd: int32(e.fd)})
 }
 
-// called receives one call and has it continue, if it may; else it stays in its place for the next
+// called receives one call and settles it, if it may; else it stays in its place for the next
 // agent. When all places are taken, further calls wait in the kernel.
 func (h *keeper) called(fd int32) {
 	h.mu.Lock()
@@ -116,29 +114,40 @@ func (h *keeper) called(fd int32) {
 		*place = receivedCall{} // the caller has gone; or a signal came, and there is another event
 		return
 	}
-	if e.calls.mayContinue(place) {
-		h.goOn(e, place)
-	}
+	h.settle(e, place)
 }
 
-// goOn has the kernel go on with the call in a place, in its caller's own namespaces, as if it had
-// not been trapped, and clears the place.
-func (h *keeper) goOn(e entry, place *receivedCall) {
-	r := struct {
-		id    uint64
-		value int64
-		errno int32
-		flags uint32
-	}{id: place.ID, flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE}
-	errno := unix.EINTR
-	for errno == unix.EINTR { // a signal of Go's own
-		errno = ioctl(e.fd, unix.SECCOMP_IOCTL_NOTIF_SEND, unsafe.Pointer(&r))
-	}
-	if errno == 0 {
+// settle has the kernel go on with the call in a place, if it may continue, in its caller's own
+// namespaces, as if it had not been trapped; or tells who asks something that there is nobody to
+// answer. It clears the place then.
+func (h *keeper) settle(e entry, place *receivedCall) {
+	switch {
+	case e.calls.isQuestion(place):
+		answer(e.fd, response{id: place.ID, errno: -int32(unix.EAGAIN)})
+	case !e.calls.mayContinue(place):
+		return // it waits for the next agent
+	case answer(e.fd, response{id: place.ID, flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE}):
 		h.away.continued++
 		atomic.AddUint32(e.calls.continued(), 1)
-	} // else the caller has gone, or has had an answer
+	}
 	*place = receivedCall{}
+}
+
+// response is the kernel's struct seccomp_notif_resp.
+type response struct {
+	id    uint64
+	value int64
+	errno int32
+	flags uint32
+}
+
+// answer answers a call, unless its caller has gone, or has had an answer.
+func answer(listener int, r response) bool {
+	errno := unix.EINTR
+	for errno == unix.EINTR { // a signal of Go's own
+		errno = ioctl(listener, unix.SECCOMP_IOCTL_NOTIF_SEND, unsafe.Pointer(&r))
+	}
+	return errno == 0
 }
 
 // freePlace gives a place for a call, none of the readers' own, or nil. Callers that have gone lose

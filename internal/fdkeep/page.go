@@ -26,9 +26,18 @@ const (
 	// In the first place, behind its call.
 	continuedAt = 112 // uint32: calls that a keeper has had continue, and no agent knows of yet
 	awayAt      = 120 // uint64: the call that may continue: its number, and in the upper half its architecture
+
+	// In the second place, behind its call.
+	questionsAt = PlaceBytes + PlaceBytes - 8*Questions // uint64 each: a kind of question; 0: none
 )
 
-var _ [continuedAt - CallBytes]byte
+// Questions is how many kinds of questions a page has room for.
+const Questions = 2
+
+var (
+	_ [continuedAt - CallBytes]byte
+	_ [questionsAt - PlaceBytes - CallBytes]byte
+)
 
 // receivedCall is what is in a place: the kernel's struct seccomp_notif, and the inode of the
 // socket that the agent is giving the caller; 0 before that. ID is 0 while there is no call.
@@ -79,14 +88,52 @@ func (p CallPage) SetAway(nr int32, arch uint32) {
 // ClearAway says that all calls wait for the next agent.
 func (p CallPage) ClearAway() { atomic.StoreUint64(p.away(), 0) }
 
+// SetQuestions says which calls a keeper answers with EAGAIN while no agent runs, by their kinds:
+// socket() with a kind as its fourth argument, and that inverted as its sixth. By these a library asks
+// the agent something, which it does again later.
+func (p CallPage) SetQuestions(kinds []uint64) {
+	for i := range Questions {
+		kind := uint64(0)
+		if i < len(kinds) {
+			kind = kinds[i]
+		}
+		atomic.StoreUint64(p.question(i), kind)
+	}
+}
+
 // TakeContinued gives how many calls a keeper has had continue since it was asked last.
 func (p CallPage) TakeContinued() uint32 { return atomic.SwapUint32(p.continued(), 0) }
 
 func (p CallPage) away() *uint64      { return (*uint64)(unsafe.Pointer(&p[awayAt])) }
 func (p CallPage) continued() *uint32 { return (*uint32)(unsafe.Pointer(&p[continuedAt])) }
 
-// hasAway reports whether any call may continue.
-func (p CallPage) hasAway() bool { return p != nil && atomic.LoadUint64(p.away()) != 0 }
+func (p CallPage) question(i int) *uint64 {
+	return (*uint64)(unsafe.Pointer(&p[questionsAt+8*i]))
+}
+
+// hasAway reports whether any call may continue, or is answered.
+func (p CallPage) hasAway() bool {
+	if p == nil {
+		return false
+	}
+	set := atomic.LoadUint64(p.away())
+	for i := range Questions {
+		set |= atomic.LoadUint64(p.question(i))
+	}
+	return set != 0
+}
+
+// isQuestion reports whether a call is one that is answered with EAGAIN. Of one that the agent had
+// received, the caller may have got a file that it is not told of.
+func (p CallPage) isQuestion(c *receivedCall) bool {
+	for i := range Questions {
+		kind := atomic.LoadUint64(p.question(i))
+		if kind != 0 && c.ID != 0 && c.Nr == unix.SYS_SOCKET && c.Args[3] == kind && c.Args[5] == ^kind {
+			return true
+		}
+	}
+	return false
+}
 
 // mayContinue reports whether a call may. Of one whose socket is on its way, the caller may have
 // it.

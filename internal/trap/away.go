@@ -8,7 +8,7 @@ import (
 )
 
 // What the keeper does while no agent runs: it has calls continue that Config.Away names, in their
-// callers' own namespaces. All others wait.
+// callers' own namespaces, and has libraries ask an AskedHandler again later. All others wait.
 
 // serveKept tells the keeper that calls are this server's, and counts those that continued before.
 func (s *Server) serveKept() {
@@ -40,6 +40,22 @@ func (s *Server) hold(next io.Closer) {
 	if before != nil {
 		_ = before.Close() // the keeper sees the end of the process, too
 	}
+}
+
+// setQuestions says in l's page which calls are questions. It is called with mu held.
+func (s *Server) setQuestions(l *Listener) {
+	if l.page == nil {
+		return
+	}
+	var kinds []uint64
+	for _, h := range s.handlers {
+		if h, ok := h.Handler.(AskedHandler); ok {
+			if kind, asks := h.Asked(l); asks {
+				kinds = append(kinds, kind)
+			}
+		}
+	}
+	l.page.SetQuestions(kinds)
 }
 
 // setAway says in l's page which call may continue. It is called with mu held.

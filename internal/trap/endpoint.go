@@ -81,6 +81,7 @@ func (s *Server) register(l *Listener, id model.EndpointID, known bool) error {
 		s.bind(l, id)
 	}
 	s.setAway(l)
+	s.setQuestions(l)
 	s.listeners[l] = struct{}{}
 	return s.watch.add(l)
 }

@@ -46,6 +46,15 @@ type ListenerHandler interface {
 	Closed(l *Listener)
 }
 
+// AskedHandler is a Handler whose calls are questions of a library in the container, which asks again
+// after EAGAIN: that is what it is told while no agent runs. fdkeep.Questions of them at most.
+type AskedHandler interface {
+	Handler
+	// Asked gives the kind of the questions, as fdkeep.CallPage.SetQuestions has it; false if the
+	// listener's container has no such library.
+	Asked(l *Listener) (kind uint64, ok bool)
+}
+
 // RunningHandler is a Handler that does something by itself.
 type RunningHandler interface {
 	Handler

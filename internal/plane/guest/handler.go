@@ -30,6 +30,7 @@ type Handler struct {
 var _ interface {
 	trap.EndpointHandler
 	trap.ListenerHandler
+	trap.AskedHandler
 } = (*Handler)(nil)
 
 // Places are taken by questions of an endpoint that are being answered: they may wait for its
@@ -65,12 +66,17 @@ func (*Handler) Opened(*trap.Listener) {}
 // Closed implements trap.ListenerHandler.
 func (*Handler) Closed(*trap.Listener) {}
 
+// Asked implements trap.AskedHandler.
+func (h *Handler) Asked(l *trap.Listener) (kind uint64, ok bool) { return h.Magic, hasLibrary(l) }
+
+func hasLibrary(l *trap.Listener) bool { return l.Annotation(model.AnnotationGuest) == "true" }
+
 // Reasons implements trap.Handler.
 func (h *Handler) Reasons() []*trap.Reason { return h.Why }
 
 // Answer implements trap.Handler.
 func (h *Handler) Answer(c *trap.Call) error {
-	if c.Listener().Annotation(model.AnnotationGuest) != "true" { // the container has no library
+	if !hasLibrary(c.Listener()) {
 		return c.Next()
 	}
 	if other, err := c.InOtherNetns(); err != nil {

@@ -24,7 +24,7 @@ func newReasons() reasons {
 	}
 	return reasons{
 		notChosen: quiet("queues_not_chosen", unix.EOPNOTSUPP), socket: quiet("queues_socket", unix.EOPNOTSUPP),
-		gone: quiet("queues_gone", unix.EAGAIN), full: quiet("queues_full", unix.EAGAIN), busy: quiet("queues_busy", unix.EAGAIN),
+		gone: quiet("queues_gone", unix.EAGAIN), full: quiet("queues_full", unix.EOPNOTSUPP), busy: quiet("queues_busy", unix.EAGAIN),
 		failed: trap.Reason{Name: "queues_failed", Errno: unix.EOPNOTSUPP},
 		hangs:  trap.Reason{Name: "queues_hangs", Errno: unix.EAGAIN},
 	}

@@ -2,6 +2,7 @@ package intercept
 
 import (
 	"bytes"
+	"fmt"
 	"log/slog"
 	"strings"
 	"sync"
@@ -10,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/fdkeep"
+	"heddle.dev/heddle/internal/trap"
 )
 
 // awayFrom gives a program whose agent has ended, by end, and with it a keeper and the agent's
@@ -104,6 +106,47 @@ func TestManyCallsWithoutAgent(t *testing.T) {
 		t.Errorf("%+v", o)
 	}
 	c.do(command{Op: "others ended"})
+}
+
+// asked is a handler of a library's questions.
+type asked struct{}
+
+const askKind = 0x5f1d_93c2_0b7e_a648
+
+func (asked) Owns(*trap.Data) bool                { return false }
+func (asked) Answer(c *trap.Call) error           { return c.Next() }
+func (asked) Reasons() []*trap.Reason             { return nil }
+func (asked) Asked(*trap.Listener) (uint64, bool) { return askKind, true }
+
+// Who asks the agent something is told at once that there is none, whether or not socket() continues.
+func TestQuestionsWithoutAgent(t *testing.T) {
+	for _, continues := range []bool{true, false} {
+		t.Run(fmt.Sprintf("socket continues %v", continues), func(t *testing.T) {
+			c, hp, path := awayFrom(t, func(t *testing.T, hp, path string, begin func()) {
+				cfg := testConfig(path, hp, &testMaker{})
+				cfg.away.Store(continues)
+				cfg.others = []trap.Handler{asked{}}
+				_, stop := serve(t, cfg)
+				begin()
+				stop()
+			})
+			for range fdkeep.PageBytes/fdkeep.PlaceBytes + 1 { // none stays in its place
+				if o := c.do(command{Op: "ask"}); o.Errno != int(unix.EAGAIN) {
+					t.Fatalf("question without agent: %v", unix.Errno(o.Errno))
+				}
+			}
+			c.tell(command{Op: "socket", Family: unix.AF_INET, Type: unix.SOCK_STREAM})
+			want := 0
+			if !continues {
+				eventually(t, "socket() waits", func() bool { return waitIn(t, c, unix.SYS_SOCKET) == 1 })
+				serve(t, testConfig(path, hp, &testMaker{}))
+				want = int(testEndpoint)
+			}
+			if o := c.hear(); o.Errno != 0 || o.Priority != want {
+				t.Errorf("socket(): %+v", o)
+			}
+		})
+	}
 }
 
 // What an agent refuses does not continue without it: an endpoint that was removed.

@@ -24,7 +24,7 @@ const childEnv = "HEDDLE_INTERCEPT_CHILD"
 
 // command is one line a test writes to a trapped child's standard input.
 type command struct {
-	Op      string // "socket", "storm", "euid", "nofile", "time", "unshare", "return", "hang", "batch", "pass", "interruptible", "priority", "others", "others ended"
+	Op      string // "socket", "storm", "euid", "nofile", "time", "unshare", "return", "hang", "batch", "ask", "pass", "interruptible", "priority", "others", "others ended"
 	Family  int
 	Type    int
 	Proto   int
@@ -119,6 +119,9 @@ func obey(c command) outcome {
 		return hang(c)
 	case "batch":
 		return openBatch(c)
+	case "ask":
+		_, _, e := unix.Syscall6(unix.SYS_SOCKET, unix.AF_INET, unix.SOCK_STREAM, 0, askKind, 0, ^uintptr(askKind))
+		return outcome{Errno: int(e)}
 	case "priority":
 		n, _, e := unix.Syscall(unix.SYS_GETPRIORITY, uintptr(c.Type), uintptr(c.N), 0)
 		return outcome{Errno: int(e), OK: int(n)}

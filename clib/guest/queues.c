@@ -344,7 +344,7 @@ void queue_settle(struct connection *c, int fd)
 	socklen_t length = sizeof(linger);
 
 	if (!failed(call(SYS_getsockopt, fd, SOL_SOCKET, SO_LINGER, &linger, &length)) && linger.on &&
-	    atomic_load(&c->users) <= 2) {
+	    atomic_load(&c->descriptors) <= 1) {
 		/* The last close of the file is to be the program's, and one that resets the connection
 		 * waits for nothing. */
 		leave(c, linger.seconds ? 0 : QUEUES_ABORT);

@@ -212,9 +212,32 @@ static long ask_socket(struct connection *c, int fd, struct buffers *b, int flag
 	return in_order(c, r);
 }
 
+/* So many doorbells lie in the socket at most that mean nothing more than that it can be read. */
+#define BELLS_MOST 64
+
+/* Looks at what the ring has. If that is less than was wanted, the next bytes want a doorbell: who
+ * waits for edges waits for it. */
+static long look(struct connection *c, struct buffers *b, int flags)
+{
+	struct direction *d = &c->sides->in;
+
+	for (;;) {
+		long r = take(c, b, flags);
+		uint64_t bells = atomic_load_explicit(&c->in->stream, memory_order_acquire) - d->stream -
+		                 (d->epoch & 1 ? 0 : left_of_epoch(c));
+
+		if (r <= 0 || (size_t)r == b->left || bells > BELLS_MOST)
+			return r;
+		atomic_store_explicit(&c->in->armed, 1, memory_order_relaxed);
+		atomic_thread_fence(memory_order_seq_cst);
+		if (available(c) == r)
+			return r;
+	}
+}
+
 static long from_ring(struct connection *c, int fd, struct buffers *b, int flags)
 {
-	long r = take(c, b, flags), more = r;
+	long r = flags & MSG_PEEK ? look(c, b, flags) : take(c, b, flags), more = r;
 
 	if (r < 0)
 		return give_up(c, fd);
@@ -269,6 +292,58 @@ static long from_tcp(struct connection *c, int fd, struct buffers *b, int flags)
 	return r;
 }
 
+#define BELLS_PEEKED 256 /* that may lie before TCP's bytes when these are looked at */
+
+/* Whether a look sees all that there is, and what comes next: no more than one end of an epoch lies
+ * before it. */
+static bool sees_all(struct connection *c)
+{
+	struct direction *d = &c->sides->in;
+	uint64_t ahead = writers_epoch(c) - d->epoch;
+
+	return !ahead || (ahead == 1 && (!(d->epoch & 1) || left_of_epoch(c) <= BELLS_PEEKED));
+}
+
+/* Looks beyond the end of the reader's epoch, of which r bytes have been seen. */
+static long look_on(struct connection *c, int fd, const struct buffers *b, long r, int flags)
+{
+	struct direction *d = &c->sides->in;
+	char bells[BELLS_PEEKED];
+	struct iovec list[NATIVE_LIST] = {{bells, left_of_epoch(c)}};
+	struct msghdr m = {.msg_iov = list};
+	struct buffers rest = *b;
+	long more;
+
+	if (writers_epoch(c) == d->epoch || !sees_all(c) || flags & MSG_TRUNC)
+		return 0;
+	skip(&rest, (size_t)r);
+	if (!(d->epoch & 1))
+		return left_of_epoch(c) == (uint64_t)r ? look(c, &rest, flags) : 0;
+	if (available(c) != r)
+		return 0;
+	m.msg_iovlen = 1 + rest_of(&rest, list + 1, NATIVE_LIST - 1, rest.left);
+	more = call(SYS_recvmsg, fd, &m, MSG_PEEK | MSG_DONTWAIT) - (long)list[0].iov_len;
+	return more;
+}
+
+/* Waits a little for more than a look has seen. False: there will be no more, or the program's time,
+ * of which it takes some, is over. */
+static bool more_comes(struct connection *c, int fd, long *micros)
+{
+	struct pollfd end = {fd, POLLRDHUP, 0};
+	struct {
+		long seconds, micros;
+	} limit = {0, 0};
+	socklen_t length = sizeof(limit);
+	long r;
+
+	if (*micros == 0 && !failed(call(SYS_getsockopt, fd, SOL_SOCKET, SO_RCVTIMEO, &limit, &length)))
+		*micros = limit.seconds * 1000000 + limit.micros ?: LONG_MAX;
+	UNDONE(r = call(SYS_ppoll, &end, 1UL, &(struct timespec){0, 1000000}, NULL, 8UL), .c = c);
+	*micros -= 1000;
+	return r == 0 && *micros > 0 && sees_all(c);
+}
+
 /* Waits as the socket does: for a doorbell, bytes or the end. */
 static long wait_native(struct connection *c, int fd)
 {
@@ -303,6 +378,11 @@ static long step(struct connection *c, int fd, struct buffers *b, int flags)
 		r = atomic_load(&c->sides->broken) ? -ECONNRESET
 		    : d->epoch & 1                 ? from_ring(c, fd, b, flags)
 		                                   : from_tcp(c, fd, b, flags);
+		if (r > 0 && flags & MSG_PEEK && (size_t)r < b->left) {
+			long more = look_on(c, fd, b, r, flags);
+
+			r += more > 0 ? more : 0;
+		}
 		got += r > 0 ? r : 0;
 		on = r == AGAIN || (r > 0 && b->left && !(flags & MSG_PEEK) && moved(c));
 	}
@@ -314,15 +394,23 @@ static long step(struct connection *c, int fd, struct buffers *b, int flags)
 
 long lanes_receive(struct connection *c, int fd, struct buffers *b, int flags)
 {
-	long r, got = 0;
+	long r, got = 0, micros = 0;
+	bool last = false;
 
 	if (c->stream)
 		return queue_receive(c, fd, b, flags);
 	do {
 		r = step(c, fd, b, flags);
+		if (r > 0 && flags & MSG_PEEK) {
+			if (last || !(flags & MSG_WAITALL) || (size_t)r >= b->left || !waits(fd, flags))
+				return r;
+			last = !more_comes(c, fd, &micros);
+			r = AGAIN;
+			continue;
+		}
 		if (r > 0)
 			got += r;
-		if (r > 0 && (flags & MSG_PEEK || !(flags & MSG_WAITALL)))
+		if (r > 0 && !(flags & MSG_WAITALL))
 			break;
 		if (r == -EAGAIN && waits(fd, flags))
 			r = got && !(flags & MSG_WAITALL) ? 0 : wait_native(c, fd) ?: AGAIN;

@@ -1,6 +1,6 @@
 /* The lanes of clib/guest without its interposed calls: one process at each end of a connection,
  * which sends and receives at random, or one that writes nonsense where its peer reads.
- * lanes memory | edges | closed | random SEED BYTES | hostile SEED | bench BYTES CHUNK lanes|tcp.
+ * lanes memory | edges | peeks | closed | random SEED BYTES | hostile SEED | bench BYTES CHUNK lanes|tcp.
  * Prints "ok", what it measured, or what is wrong. */
 
 #define _GNU_SOURCE
@@ -9,6 +9,8 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <pthread.h>
+#include <sched.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <linux/sockios.h>
@@ -354,13 +356,18 @@ static long send_bytes(struct one *o, size_t n)
 	return lanes_send(o->c, o->fd, &b, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-static long receive_bytes(struct one *o)
+static long receive_with(struct one *o, size_t n, int flags)
 {
-	struct iovec list = {o->buffer, sizeof(o->buffer)};
+	struct iovec list = {o->buffer, n};
 	struct buffers b;
 
 	buffers_of(&b, &list, 1);
-	return lanes_receive(o->c, o->fd, &b, MSG_DONTWAIT);
+	return lanes_receive(o->c, o->fd, &b, flags);
+}
+
+static long receive_bytes(struct one *o)
+{
+	return receive_with(o, sizeof(o->buffer), MSG_DONTWAIT);
 }
 
 static int edges_of(int fd, uint32_t events)
@@ -416,6 +423,61 @@ static int edges(void)
 	while (receive_bytes(to) > 0)
 		;
 	CHECK(edge(epoll, 5000));
+	return 0;
+}
+
+static struct one *sender;
+
+/* Sends more once its peer has looked at what there is. */
+static void *send_more(void *arg)
+{
+	while (atomic_load(&sender->c->out->armed) != 1)
+		sched_yield();
+	CHECK(send_bytes(sender, 50) == 50);
+	return arg;
+}
+
+static void acknowledged(struct one *o)
+{
+	for (int queued = 1; queued;)
+		CHECK(ioctl(o->fd, SIOCOUTQ, &queued) == 0);
+}
+
+/* Who looks at bytes and leaves them there sees all of them, is told of what comes next, and waits for
+ * as many as it wants. */
+static int peeks(void)
+{
+	int fds[2], memory = make_memory(), epoll;
+	struct one *from, *to;
+	pthread_t thread;
+
+	connected_pair(fds);
+	from = sender = start(fds[0], 0, memory, 0);
+	to = start(fds[1], 1, memory, 0);
+	epoll = edges_of(to->fd, EPOLLIN);
+	CHECK(send_bytes(from, 100) == 100 && edge(epoll, 5000));
+	CHECK(receive_with(to, 1000, MSG_DONTWAIT | MSG_PEEK) == 100);
+	CHECK(send_bytes(from, 50) == 50 && edge(epoll, 5000));
+	CHECK(receive_with(to, 1000, MSG_DONTWAIT | MSG_PEEK) == 150);
+	atomic_store(&to->c->in->armed, 0); /* until it looks again */
+	CHECK(pthread_create(&thread, NULL, send_more, NULL) == 0);
+	CHECK(receive_with(to, 200, MSG_PEEK | MSG_WAITALL) == 200 && pthread_join(thread, NULL) == 0);
+
+	atomic_store(&from->c->lanes->stop, 1); /* out of the ring */
+	CHECK(send_bytes(from, 30) == 30);
+	acknowledged(from);
+	CHECK(receive_with(to, 1000, MSG_DONTWAIT | MSG_PEEK) == 230);
+	CHECK(receive_with(to, 230, MSG_DONTWAIT) == 230);
+	CHECK(send_bytes(from, 20) == 20);
+	acknowledged(from);
+	atomic_store(&from->c->lanes->stop, 0); /* and into it */
+	CHECK(send_bytes(from, 40) == 40);
+	CHECK(receive_with(to, 1000, MSG_DONTWAIT | MSG_PEEK) == 60);
+	while (edge(epoll, 0))
+		;
+	CHECK(send_bytes(from, 40) == 40 && edge(epoll, 5000));
+	CHECK(receive_with(to, 1000, MSG_DONTWAIT | MSG_PEEK) == 100);
+	CHECK(receive_bytes(to) == 100 && receive_bytes(to) == -EAGAIN);
 	return 0;
 }
 
@@ -532,6 +594,8 @@ int main(int argc, char **argv)
 		r = bad_memory();
 	else if (argc == 2 && !strcmp(argv[1], "edges"))
 		r = edges();
+	else if (argc == 2 && !strcmp(argv[1], "peeks"))
+		r = peeks();
 	else if (argc == 2 && !strcmp(argv[1], "closed"))
 		r = closed_in_order();
 	else if (argc == 5 && !strcmp(argv[1], "bench"))

@@ -66,7 +66,8 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// TestUnwind: a program's thread that is cancelled in a call of a library's does all that it is to do.
+// TestUnwind: a program's thread that is cancelled in a call of a library's does all that it is to
+// do.
 func TestUnwind(t *testing.T) {
 	program := compile(t, "unwind", "-fexceptions")
 	for _, name := range []string{"guest", "machine"} {

@@ -67,15 +67,15 @@ static ssize_t send_list(struct connection *c, int fd, const struct iovec *list,
 		r_;                                                                                          \
 	})
 
-/* Makes a call of the C library's, which may wait. */
-#define WAITS(fd, c, plain)                                                                                  \
+/* Makes a call of the C library's, which may wait. No connection: nothing is to be undone. */
+#define WAITS(number, connection, plain)                                                                     \
 	({                                                                                                   \
-		struct undo undo_ = {.fd = fd, .c = c};                                                      \
+		struct undo undo_ = {.fd = (number), .c = (connection)};                                     \
 		__typeof__(plain) waited_;                                                                   \
-		if (c)                                                                                       \
+		if (undo_.c)                                                                                 \
 			undo_begin(&undo_);                                                                  \
 		waited_ = (plain);                                                                           \
-		if (c)                                                                                       \
+		if (undo_.c)                                                                                 \
 			undo_end(&undo_);                                                                    \
 		waited_;                                                                                     \
 	})

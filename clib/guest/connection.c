@@ -148,9 +148,9 @@ void unlock_direction(struct direction *d)
 	atomic_store_explicit(&d->lock, 0, memory_order_release);
 }
 
-/* The list of what the C library does for a thread that is cancelled. The one of glibc does it, too,
- * when a signal's handler jumps out of the call; under another C library such a handler would leave the
- * list behind with what lies on the stack no more. */
+/* The list of what the C library does for a thread that is cancelled. The one of glibc does it,
+ * too, when a signal's handler jumps out of the call; under another C library such a handler
+ * would leave the list behind with what lies on the stack no more. */
 extern void _pthread_cleanup_push(void *kept, void (*)(void *), void *) __attribute__((weak));
 extern void _pthread_cleanup_pop(void *kept, int run) __attribute__((weak));
 extern const char *gnu_get_libc_version(void) __attribute__((weak));

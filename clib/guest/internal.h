@@ -136,7 +136,8 @@ void closing(int fd);
 void closing_range(unsigned first, unsigned last);
 /* -EBUSY: the duplicate cannot be. */
 long duplicated(int from, int to);
-/* Before the process forks: both would count for themselves. Then in the parent, or in the child. */
+/* Before the process forks: both would count for themselves. Then in the parent, or in the
+ * child. */
 void forking(void);
 void fork_done(void);
 void forked(void);

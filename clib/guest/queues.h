@@ -13,7 +13,8 @@
 #define QUEUES_ASK_REGION 65536UL
 #define QUEUES_ASK_BITS   17
 
-/* Gives a connection a stream, if the agent has one for it: 0, or -errno, -EAGAIN if it may later. */
+/* Gives a connection a stream, if the agent has one for it: 0, or -errno, -EAGAIN if it may
+ * later. */
 long queue_attach(struct connection *c, int fd);
 /* In a process that was forked: it has no region. */
 void queue_forked(void);

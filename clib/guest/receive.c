@@ -2,6 +2,7 @@
 /* What a program receives: out of the ring or from TCP, as the writer's epochs say. While the ring
  * has bytes a doorbell lies in the socket, so that it is readable; when it is empty, none does. */
 
+#define _GNU_SOURCE
 #include <fcntl.h>
 #include <limits.h>
 #include <linux/futex.h>
@@ -157,8 +158,9 @@ static long receive_native(int fd, struct buffers *b, size_t limit, int flags)
 	return r;
 }
 
-/* A peer that had read all closed in order, though a doorbell was left: TCP has reset the connection
- * for that. One that had taken all doorbells, too, or had left other bytes, meant the reset. */
+/* A peer that had read all closed in order, though a doorbell was left: TCP has reset the
+ * connection for that. One that had taken all doorbells, too, or had left other bytes, meant the
+ * reset. */
 static long in_order(struct connection *c, long r)
 {
 	struct direction *d = &c->sides->out;
@@ -326,8 +328,8 @@ static long look_on(struct connection *c, int fd, const struct buffers *b, long 
 	return more;
 }
 
-/* Waits a little for more than a look has seen. False: there will be no more, or the program's time,
- * of which it takes some, is over. */
+/* Waits a little for more than a look has seen. False: there will be no more, or the program's
+ * time, of which it takes some, is over. */
 static bool more_comes(struct connection *c, int fd, long *micros)
 {
 	struct pollfd end = {fd, POLLRDHUP, 0};

@@ -143,7 +143,8 @@ static struct connection *free_connection(void)
 }
 
 /* Asks for lanes, or a stream of queues: a profile says one of them, or neither. The caller has
- * made the kind ASKING. Gives what it becomes: OPENED while nobody can say, as when no agent runs. */
+ * made the kind ASKING. Gives what it becomes: OPENED while nobody can say, as when no agent
+ * runs. */
 static uint32_t get_lanes(struct entry *e, int fd)
 {
 	struct connection *c = free_connection();
@@ -183,8 +184,8 @@ static bool worth_it(struct entry *e)
 	               ASK_BYTES << asked;
 }
 
-/* Takes what an answer has made of a connection. Of one that a child has got meanwhile it is dropped:
- * the child has the socket alone. */
+/* Takes what an answer has made of a connection. Of one that a child has got meanwhile it is
+ * dropped: the child has the socket alone. */
 static void answered(struct entry *e, uint32_t kind)
 {
 	uint32_t asking = ASKING;

@@ -1,6 +1,7 @@
 /* The lanes of clib/guest without its interposed calls: one process at each end of a connection,
  * which sends and receives at random, or one that writes nonsense where its peer reads.
- * lanes memory | edges | peeks | closed | random SEED BYTES | hostile SEED | bench BYTES CHUNK lanes|tcp.
+ * lanes memory | edges | peeks | closed | random SEED BYTES | hostile SEED
+ *       | bench BYTES CHUNK lanes|tcp.
  * Prints "ok", what it measured, or what is wrong. */
 
 #define _GNU_SOURCE
@@ -443,8 +444,8 @@ static void acknowledged(struct one *o)
 		CHECK(ioctl(o->fd, SIOCOUTQ, &queued) == 0);
 }
 
-/* Who looks at bytes and leaves them there sees all of them, is told of what comes next, and waits for
- * as many as it wants. */
+/* Who looks at bytes and leaves them there sees all of them, is told of what comes next, and
+ * waits for as many as it wants. */
 static int peeks(void)
 {
 	int fds[2], memory = make_memory(), epoll;

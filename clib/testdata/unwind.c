@@ -1,5 +1,5 @@
-/* A thread that is cancelled in read() runs what its own functions are to do at their end, also behind a
- * library that is preloaded. Prints "ok". */
+/* A thread that is cancelled in read() runs what its own functions are to do at their end, also
+ * behind a library that is preloaded. Prints "ok". */
 
 #define _GNU_SOURCE
 #include <pthread.h>

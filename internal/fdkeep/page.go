@@ -89,8 +89,8 @@ func (p CallPage) SetAway(nr int32, arch uint32) {
 func (p CallPage) ClearAway() { atomic.StoreUint64(p.away(), 0) }
 
 // SetQuestions says which calls a keeper answers with EAGAIN while no agent runs, by their kinds:
-// socket() with a kind as its fourth argument, and that inverted as its sixth. By these a library asks
-// the agent something, which it does again later.
+// socket() with a kind as its fourth argument, and that inverted as its sixth. By these a library
+// asks the agent something, which it does again later.
 func (p CallPage) SetQuestions(kinds []uint64) {
 	for i := range Questions {
 		kind := uint64(0)

@@ -46,8 +46,9 @@ type ListenerHandler interface {
 	Closed(l *Listener)
 }
 
-// AskedHandler is a Handler whose calls are questions of a library in the container, which asks again
-// after EAGAIN: that is what it is told while no agent runs. fdkeep.Questions of them at most.
+// AskedHandler is a Handler whose calls are questions of a library in the container, which asks
+// again after EAGAIN: that is what it is told while no agent runs. fdkeep.Questions of them at
+// most.
 type AskedHandler interface {
 	Handler
 	// Asked gives the kind of the questions, as fdkeep.CallPage.SetQuestions has it; false if the

@@ -118,7 +118,8 @@ func (asked) Answer(c *trap.Call) error           { return c.Next() }
 func (asked) Reasons() []*trap.Reason             { return nil }
 func (asked) Asked(*trap.Listener) (uint64, bool) { return askKind, true }
 
-// Who asks the agent something is told at once that there is none, whether or not socket() continues.
+// Who asks the agent something is told at once that there is none, whether or not socket()
+// continues.
 func TestQuestionsWithoutAgent(t *testing.T) {
 	for _, continues := range []bool{true, false} {
 		t.Run(fmt.Sprintf("socket continues %v", continues), func(t *testing.T) {

@@ -14,8 +14,7 @@ import (
 type away struct {
 	agents  int  // that said opServe, and have not hung up
 	answers bool // calls that may continue do, and questions are answered
-	// continued counts those that did.
-	continued uint64
+	done    Settled
 }
 
 // served tells an agent that calls are its own, and waits for its end. It is told only when no call
@@ -24,7 +23,7 @@ func (h *keeper) served(ctx context.Context, c *net.UnixConn) {
 	h.mu.Lock()
 	h.away.agents++
 	h.endAwayLocked()
-	rep := reply{Last: true, Continued: h.away.continued}
+	rep := reply{Last: true, Settled: h.away.done}
 	h.mu.Unlock()
 	if send(c, rep) == nil {
 		await(ctx, c)
@@ -123,11 +122,13 @@ func (h *keeper) called(fd int32) {
 func (h *keeper) settle(e entry, place *receivedCall) {
 	switch {
 	case e.calls.isQuestion(place):
-		answer(e.fd, response{id: place.ID, errno: -int32(unix.EAGAIN)})
+		if answer(e.fd, response{id: place.ID, errno: -int32(unix.EAGAIN)}) {
+			h.away.done.Questions++
+		}
 	case !e.calls.mayContinue(place):
 		return // it waits for the next agent
 	case answer(e.fd, response{id: place.ID, flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE}):
-		h.away.continued++
+		h.away.done.Continued++
 		atomic.AddUint32(e.calls.continued(), 1)
 	}
 	*place = receivedCall{}

@@ -101,12 +101,11 @@ func (c *Client) Watch(ctx context.Context) error {
 var ErrNotServed = errors.New("the fd keeper is of an older version")
 
 // Serve says that the caller answers the calls of what is kept from here on, until it closes hold
-// or ends. Then the keeper has those continue that CallPage.SetAway names; continued is how many it
-// has had continue since it was started.
-func (c *Client) Serve() (hold io.Closer, continued uint64, err error) {
+// or ends. Then the keeper has those continue that CallPage.SetAway names, and answers questions.
+func (c *Client) Serve() (hold io.Closer, done Settled, err error) {
 	conn, err := c.dial()
 	if err != nil {
-		return nil, 0, fmt.Errorf("serve kept listeners: %w", err)
+		return nil, done, fmt.Errorf("serve kept listeners: %w", err)
 	}
 	defer func() {
 		if err != nil {
@@ -126,11 +125,11 @@ func (c *Client) Serve() (hold io.Closer, continued uint64, err error) {
 	}
 	switch {
 	case err != nil:
-		return nil, 0, fmt.Errorf("serve kept listeners: %w", err)
+		return nil, done, fmt.Errorf("serve kept listeners: %w", err)
 	case rep.Error != "":
-		return nil, 0, fmt.Errorf("%w: %s", ErrNotServed, rep.Error)
+		return nil, done, fmt.Errorf("%w: %s", ErrNotServed, rep.Error)
 	}
-	return conn, rep.Continued, nil
+	return conn, rep.Settled, nil
 }
 
 // Stop ends the keeper. Programs whose listener no agent serves then get ENOSYS from trapped calls.

@@ -51,6 +51,12 @@ type request struct {
 	Look bool `json:"look,omitempty"`
 }
 
+// Settled is what a keeper has done with calls while no agent ran, since it was started.
+type Settled struct {
+	Continued uint64 `json:"continued,omitempty"` // that the kernel went on with
+	Questions uint64 `json:"questions,omitempty"` // that were answered with EAGAIN
+}
+
 // reply is a keeper's message. Take is answered by one reply an entry, each with its descriptors,
 // and then one with Last set; everything else by a single reply with Last set.
 type reply struct {
@@ -58,8 +64,8 @@ type reply struct {
 	Error string `json:"error,omitempty"`
 	Key   string `json:"key,omitempty"`
 	Meta  []byte `json:"meta,omitempty"`
-	// Continued answers opServe: calls that the keeper has had continue since it was started.
-	Continued uint64 `json:"continued,omitempty"`
+	// Settled answers opServe.
+	Settled
 }
 
 // check reports what is wrong with a request that came with fds descriptors.

@@ -15,7 +15,7 @@ func (s *Server) serveKept() {
 	if s.cfg.Keeper == nil {
 		return
 	}
-	hold, continued, err := s.cfg.Keeper.Serve()
+	hold, done, err := s.cfg.Keeper.Serve()
 	switch {
 	case errors.Is(err, fdkeep.ErrNotServed):
 		s.log.Warn("calls wait while no agent runs; end the fd keeper, and this agent starts one that has them continue", "err", err)
@@ -24,7 +24,8 @@ func (s *Server) serveKept() {
 		s.log.Error("calls wait should this agent end; see that the fd keeper runs", "err", err)
 		return
 	}
-	s.why.noAgent.count.Store(continued)
+	s.why.noAgent.count.Store(done.Continued)
+	s.why.noAnswer.count.Store(done.Questions)
 	s.hold(hold)
 }
 

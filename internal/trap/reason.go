@@ -71,6 +71,7 @@ type reasons struct {
 	otherNetns   Reason // the caller is in another network namespace than its endpoint: it keeps to its own
 	noEndpoint   Reason // the caller's network namespace has no endpoint: it keeps to its own
 	noAgent      Reason // no agent ran: the caller keeps to its own
+	noAnswer     Reason // no agent ran: a library is to ask again
 }
 
 // newReasons is the one table from what went wrong to what the caller's system call returns.
@@ -91,13 +92,14 @@ func newReasons() *reasons {
 		otherNetns:   Reason{Name: "foreign_netns", Errno: unix.ENETDOWN},
 		noEndpoint:   Reason{Name: "no_endpoint", Errno: unix.ENETDOWN, Quiet: true},
 		noAgent:      Reason{Name: "no_agent", Errno: unix.ENETDOWN, Quiet: true},
+		noAnswer:     Reason{Name: "no_agent_asked", Errno: unix.EAGAIN, Quiet: true},
 	}
 }
 
 // all lists them.
 func (r *reasons) all() []*Reason {
 	return []*Reason{&r.unknown, &r.callerGone, &r.callerNofile, &r.agentNofile, &r.answer, &r.receive, &r.handoff, &r.tooMany,
-		&r.keep, &r.resume, &r.netns, &r.otherNetns, &r.noEndpoint, &r.noAgent}
+		&r.keep, &r.resume, &r.netns, &r.otherNetns, &r.noEndpoint, &r.noAgent, &r.noAnswer}
 }
 
 // ofAnswer gives the reason why the kernel did not take an answer.

@@ -39,10 +39,10 @@ type Keeper interface {
 	// Watch returns nil when the keeper has ended and an error if ctx ends first or the keeper
 	// cannot be watched.
 	Watch(ctx context.Context) error
-	// Serve says that the agent answers calls, until hold is closed or the agent ends; continued is
-	// how many have continued while there was none. fdkeep.ErrNotServed says that the keeper does
-	// not have calls continue.
-	Serve() (hold io.Closer, continued uint64, err error)
+	// Serve says that the agent answers calls, until hold is closed or the agent ends; done is what
+	// came of those while there was none. fdkeep.ErrNotServed says that the keeper does not have
+	// calls continue.
+	Serve() (hold io.Closer, done fdkeep.Settled, err error)
 }
 
 // Config says how a Server works.

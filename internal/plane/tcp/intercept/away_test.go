@@ -121,6 +121,7 @@ func (asked) Asked(*trap.Listener) (uint64, bool) { return askKind, true }
 // Who asks the agent something is told at once that there is none, whether or not socket()
 // continues.
 func TestQuestionsWithoutAgent(t *testing.T) {
+	const questions = fdkeep.PageBytes/fdkeep.PlaceBytes + 1 // none stays in its place
 	for _, continues := range []bool{true, false} {
 		t.Run(fmt.Sprintf("socket continues %v", continues), func(t *testing.T) {
 			c, hp, path := awayFrom(t, func(t *testing.T, hp, path string, begin func()) {
@@ -131,21 +132,26 @@ func TestQuestionsWithoutAgent(t *testing.T) {
 				begin()
 				stop()
 			})
-			for range fdkeep.PageBytes/fdkeep.PlaceBytes + 1 { // none stays in its place
+			for range questions {
 				if o := c.do(command{Op: "ask"}); o.Errno != int(unix.EAGAIN) {
 					t.Fatalf("question without agent: %v", unix.Errno(o.Errno))
 				}
 			}
 			c.tell(command{Op: "socket", Family: unix.AF_INET, Type: unix.SOCK_STREAM})
-			want := 0
-			if !continues {
+			var o outcome
+			if continues {
+				o = c.hear()
+			} else {
 				eventually(t, "socket() waits", func() bool { return waitIn(t, c, unix.SYS_SOCKET) == 1 })
-				serve(t, testConfig(path, hp, &testMaker{}))
-				want = int(testEndpoint)
 			}
-			if o := c.hear(); o.Errno != 0 || o.Priority != want {
+			s, _ := serve(t, testConfig(path, hp, &testMaker{}))
+			if !continues {
+				o = c.hear()
+			}
+			if o.Errno != 0 || (o.Priority == 0) != continues {
 				t.Errorf("socket(): %+v", o)
 			}
+			eventually(t, "questions are counted", func() bool { return s.Stats().Failed["no_agent_asked"] == questions })
 		})
 	}
 }

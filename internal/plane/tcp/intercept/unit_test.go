@@ -208,7 +208,7 @@ func TestReasons(t *testing.T) {
 	s, _ := serve(t, testConfig(socketPath(t), "", &testMaker{}))
 	want := []string{
 		"agent_nofile", "answer", "caller_gone", "caller_netns", "caller_nofile", "caller_owner", "foreign_netns", "handoff", "ioctl",
-		"lingering_close", "make_socket", "no_agent", "no_endpoint", "park", "receive", "refuse_unknown_endpoint", "resume", "socket_quota",
+		"lingering_close", "make_socket", "no_agent", "no_agent_asked", "no_endpoint", "park", "receive", "refuse_unknown_endpoint", "resume", "socket_quota",
 		"stack_refused", "too_many_listeners",
 	}
 	if got := slices.Sorted(maps.Keys(s.Stats().Failed)); !slices.Equal(got, want) {

@@ -1,13 +1,18 @@
 package main
 
 import (
+	"maps"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"go.yaml.in/yaml/v3"
+
+	"heddle.dev/heddle/internal/node"
 )
 
 // TestDefaultFile: /etc/default/heddled has every flag, with its default, and no other.
@@ -75,5 +80,51 @@ func TestFromEnvironment(t *testing.T) {
 	env = map[string]string{"HEDDLED_NETWORK_ID": "many"}
 	if err := fromEnvironment(p, lookup); err == nil || !strings.Contains(err.Error(), "HEDDLED_NETWORK_ID") {
 		t.Errorf("a number that is none: %v", err)
+	}
+}
+
+// TestKubernetesSettings: an agent takes the ConfigMap of packaging/kubernetes as it is, and where it
+// serves the store nothing of a control plane's listens, which is etcd's 2379 first of all.
+func TestKubernetesSettings(t *testing.T) {
+	raw, err := os.Open("../../packaging/kubernetes/heddle.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer raw.Close()
+	env := map[string]string{"HEDDLED_UNDERLAY": "192.0.2.1", "HEDDLED_NODE": "control-1"} // the DaemonSet's
+	for documents := yaml.NewDecoder(raw); ; {
+		var d struct {
+			Kind string
+			Data map[string]string
+		}
+		if err := documents.Decode(&d); err != nil {
+			break
+		}
+		if d.Kind == "ConfigMap" {
+			maps.Copy(env, d.Data)
+		}
+	}
+	var f flags
+	cmd := &cobra.Command{}
+	f.register(cmd)
+	if err := fromEnvironment(cmd.Flags(), func(name string) (string, bool) { v, ok := env[name]; return v, ok }); err != nil {
+		t.Fatal(err)
+	}
+	for name := range env {
+		if flag, of := strings.CutPrefix(name, envPrefix); of && cmd.Flags().Lookup(strings.ToLower(strings.ReplaceAll(flag, "_", "-"))) == nil {
+			t.Errorf("%s: there is no such flag", name)
+		}
+	}
+	cfg, err := f.config()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cfg.Validate(); err != nil {
+		t.Error(err)
+	}
+	// etcd's clients, peers and metrics; the API server; the kubelet, kube-proxy, the controller manager and the scheduler.
+	taken := []uint16{2379, 2380, 2381, 6443, 10248, 10249, 10250, 10256, 10257, 10259}
+	if cfg.Store != node.EmbeddedStore || slices.Contains(taken, cfg.StorePort) || cfg.DirectPorts.Contains(cfg.StorePort) {
+		t.Errorf("the store %s is served at port %d", cfg.Store, cfg.StorePort)
 	}
 }

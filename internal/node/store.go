@@ -73,6 +73,13 @@ func (c Config) storeOptions() ([]etcd.Option, error) {
 	return opts, nil
 }
 
+// movedStore says where the nodes that have joined with the file at path look for the store, if
+// that is not at url.
+func movedStore(path, url string) (before string, moved bool) {
+	j, err := trust.ReadJoin(path)
+	return j.Store, err == nil && j.Store != url
+}
+
 // openEmbedded runs etcd in this process, for the nodes that have the join file.
 func (h *host) openEmbedded(ctx context.Context) (store.Store, error) {
 	authority, err := trust.OpenAuthority(filepath.Join(h.cfg.StateDir, trustDir))
@@ -84,6 +91,10 @@ func (h *host) openEmbedded(ctx context.Context) (store.Store, error) {
 		return nil, err
 	}
 	path := filepath.Join(h.cfg.StateDir, trust.JoinFile)
+	if before, moved := movedStore(path, h.cfg.embeddedURL()); moved {
+		h.log.Warn("the store is where it was not before: nodes that have joined do not find it until they have the new join file, or this node its old --underlay and --store-port",
+			"before", before, "store", h.cfg.embeddedURL(), "join_file", path)
+	}
 	join, err := authority.Join(path, h.cfg.embeddedURL())
 	if err != nil {
 		return nil, err

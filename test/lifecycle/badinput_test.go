@@ -49,7 +49,7 @@ func TestAgentRefuses(t *testing.T) {
 		{name: "direct ports too large", args: []string{"--direct-ports", "65535-65536"}, says: []string{"direct-ports"}},
 		{name: "direct ports in use", listen: "192.0.2.1:17410", says: []string{"direct ports", "17410", "--direct-ports"}},
 		{name: "direct ports in use on the wildcard", listen: "[::]:17471", says: []string{"direct ports", "17471", "--direct-ports"}},
-		{name: "store port in use", listen: "192.0.2.1:2379", says: []string{"store", "2379", "in use"}},
+		{name: "store port in use", listen: "192.0.2.1:2379", says: []string{"store", "2379", "in use", "--store-port"}},
 		{name: "store down", args: []string{"--store", "http://192.0.2.1:9"}, says: []string{"store", "192.0.2.1:9"}},
 		{name: "store unreachable", args: []string{"--store", "http://192.0.2.200:2379"}, says: []string{"store", "192.0.2.200:2379"}},
 		{name: "store malformed", args: []string{"--store", "ftp://x y"}, says: []string{"store", "ftp://x y"}},

@@ -274,7 +274,7 @@ func explainStart(cfg EmbeddedConfig, err error) error {
 	remedy := ""
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
-		remedy = ": stop what listens there, or choose another store port"
+		remedy = ": stop what listens there, perhaps an etcd of Kubernetes, or give another --store-port (HEDDLED_STORE_PORT)"
 	case errors.Is(err, syscall.EADDRNOTAVAIL):
 		remedy = ": use an address that this node has"
 	}

@@ -26,7 +26,7 @@ func TestEmbeddedRefusals(t *testing.T) {
 		cfg  EmbeddedConfig
 		want string
 	}{
-		"port in use":         {EmbeddedConfig{Dir: t.TempDir(), ClientURL: running.Endpoints()[0]}, "choose another store port"},
+		"port in use":         {EmbeddedConfig{Dir: t.TempDir(), ClientURL: running.Endpoints()[0]}, "give another --store-port (HEDDLED_STORE_PORT)"},
 		"foreign address":     {EmbeddedConfig{Dir: t.TempDir(), ClientURL: "http://192.0.2.1:2379"}, "use an address that this node has"},
 		"directory in use":    {EmbeddedConfig{Dir: dir, ClientURL: "http://127.0.0.1:0"}, "in use by another agent"},
 		"no directory":        {EmbeddedConfig{ClientURL: "http://127.0.0.1:0"}, "store directory"},

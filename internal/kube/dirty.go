@@ -21,6 +21,8 @@ type dirty struct {
 	keys  map[string]bool
 	whole bool
 	wake  chan struct{} // has room for one
+	// giveUp is how long passes may fail before drain returns; 0: for ever.
+	giveUp time.Duration
 }
 
 func newDirty() *dirty { return &dirty{keys: make(map[string]bool), wake: make(chan struct{}, 1)} }
@@ -65,10 +67,11 @@ func (d *dirty) putBack(keys map[string]bool, all bool) {
 }
 
 // drain gives what has changed to pass, at once and, while that fails, ever more rarely, until ctx
-// ends.
+// ends or it gives up.
 func (d *dirty) drain(ctx context.Context, pass func(keys map[string]bool, all bool) error, log *slog.Logger) {
 	tick := time.NewTicker(compareAll)
 	defer tick.Stop()
+	var failing time.Time // the begin of the first pass that failed since one did not
 	for retry := retryFirst; ; {
 		select {
 		case <-ctx.Done():
@@ -79,16 +82,24 @@ func (d *dirty) drain(ctx context.Context, pass func(keys map[string]bool, all b
 		case <-d.wake:
 		}
 		keys, all := d.take()
+		begun := time.Now()
 		err := pass(keys, all)
 		if err == nil {
-			retry = retryFirst
+			retry, failing = retryFirst, time.Time{}
 			continue
 		}
 		if ctx.Err() != nil {
 			return
 		}
-		log.Warn("changes are not in force yet; they are tried again", "after", retry, "error", err)
 		d.putBack(keys, all)
+		if failing.IsZero() {
+			failing = begun
+		}
+		if d.giveUp > 0 && time.Since(failing) >= d.giveUp {
+			log.Warn("changes are not in force; gives up", "failing_for", time.Since(failing).Round(time.Second), "error", err)
+			return
+		}
+		log.Warn("changes are not in force yet; they are tried again", "after", retry, "error", err)
 		select {
 		case <-ctx.Done():
 			return

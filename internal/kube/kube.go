@@ -90,10 +90,16 @@ func Run(ctx context.Context, cfg Config) error {
 	all.Go(func() { pods.run(ctx) })
 	all.Go(func() { services.run(ctx) })
 	identity := fmt.Sprintf("%s_%d_%x", cfg.Node, os.Getpid(), time.Now().UnixNano())
-	l := &lease{client: c.coordination, namespace: cfg.LeaseNamespace, name: "heddle-kube", identity: identity, duration: cfg.LeaseDuration, log: cfg.Log}
+	l := newLease(c, cfg, identity, policies, m)
 	all.Go(func() { l.run(ctx, policies.lead) })
 	all.Wait()
 	return nil
+}
+
+// newLease makes that by which policies are kept, and has them give it up when their agent fails.
+func newLease(c *cluster, cfg Config, identity string, p *policies, m *metrics) *lease {
+	p.dirty.giveUp = cfg.LeaseDuration
+	return &lease{client: c.coordination, namespace: cfg.LeaseNamespace, name: "heddle-kube", identity: identity, duration: cfg.LeaseDuration, able: p.able, m: m, log: cfg.Log}
 }
 
 // serve answers heddle-cni, and shows metrics, until ctx ends.

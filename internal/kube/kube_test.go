@@ -45,10 +45,11 @@ type agent struct {
 	tooMuch    string // a policy of this name is more than the store takes, unless it has no rules
 	never      string // one of this name whatever it has
 	endpoints  map[string]model.Endpoint
+	asked      map[string]int // questions, by name
 }
 
 func newAgent() *agent {
-	return &agent{policies: map[string]*policy.Policy{}, namespaces: map[string]policy.Namespace{}, endpoints: map[string]model.Endpoint{}}
+	return &agent{policies: map[string]*policy.Policy{}, namespaces: map[string]policy.Namespace{}, endpoints: map[string]model.Endpoint{}, asked: map[string]int{}}
 }
 
 var errDown = errors.New("the agent is away")
@@ -108,9 +109,21 @@ func (a *agent) EditPolicies(_ context.Context, e api.PolicyEdit) (out []api.Pol
 	return out, nil
 }
 
+func (a *agent) Status(context.Context) (st api.Status, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.asked["status"]++
+	if a.down {
+		return st, errDown
+	}
+	st.Store.Healthy = true
+	return st, nil
+}
+
 func (a *agent) Endpoints(context.Context) ([]model.Endpoint, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.asked["endpoints"]++
 	if a.down {
 		return nil, errDown
 	}
@@ -399,20 +412,34 @@ func TestRefusedObjects(t *testing.T) {
 	s.put("networkpolicies", networkPolicy(t, "sctp", `{"podSelector":{},"ingress":[{"ports":[{"port":80}]}]}`))
 	s.delete("networkpolicies", "shop/much")
 	s.delete("networkpolicies", "shop/never")
-	testutil.EventuallyNil(t, "metric of refused objects", func() error {
-		all, err := p.m.registry.Gather()
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, f := range all {
-			for _, v := range f.Metric {
-				if f.GetName() == "heddle_kube_refused" && v.Label[0].GetValue() == "NetworkPolicy" && v.Gauge.GetValue() == 0 {
-					return nil
-				}
+	testutil.EventuallyNil(t, "metric of refused objects", refused(t, p.m, "NetworkPolicy", 0))
+}
+
+// value gives a metric's value: that with this label, if it has one.
+func value(t *testing.T, m *metrics, name, label string) float64 {
+	t.Helper()
+	all, err := m.registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range all {
+		for _, v := range f.Metric {
+			if f.GetName() == name && (label == "" || v.Label[0].GetValue() == label) {
+				return v.GetGauge().GetValue() + v.GetCounter().GetValue()
 			}
 		}
-		return errors.New("not 0")
-	})
+	}
+	return 0
+}
+
+// refused says whether so many objects of a kind are not honoured, by the metric.
+func refused(t *testing.T, m *metrics, kind string, want float64) func() error {
+	return func() error {
+		if got := value(t, m, "heddle_kube_refused", kind); got != want {
+			return fmt.Errorf("%v objects of kind %s are refused, want %v", got, kind, want)
+		}
+		return nil
+	}
 }
 
 func pod(name, uid string, labels map[string]string) *corev1.Pod {
@@ -575,4 +602,60 @@ func TestLease(t *testing.T) {
 	testutil.EventuallyNil(t, "c leads once the dead one's lease has run out", led("c"))
 	endThird()
 	<-endedThird
+}
+
+// keeping starts a node's part in keeping the policies, until the test ends or stop is called.
+func keeping(t *testing.T, s *apiServer, name string, a *agent) (m *metrics, stop func()) {
+	t.Helper()
+	c, err := connect(s.config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	m = newMetrics()
+	log := testLog(t).With("node", name)
+	p := newPolicies(c, a, newObjects(c.core, name, m, log), m, log)
+	l := newLease(c, Config{LeaseNamespace: "kube-system", LeaseDuration: time.Second, Log: log}, name, p, m)
+	ctx, cancel := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	for _, f := range []func(context.Context){p.namespaces.RunWithContext, p.networkPolicies.RunWithContext, func(ctx context.Context) { l.run(ctx, p.lead) }} {
+		all.Go(func() { f(ctx) })
+	}
+	stop = func() {
+		cancel()
+		all.Wait()
+	}
+	t.Cleanup(stop)
+	return m, stop
+}
+
+// TestLeaseOfABrokenAgent: who holds the lease and whose agent takes no policies leaves it to another
+// node, and asks for it again when its agent answers.
+func TestLeaseOfABrokenAgent(t *testing.T) {
+	s, broken, other := newAPIServer(t), newAgent(), newAgent()
+	s.put("networkpolicies", networkPolicy(t, "a", `{"podSelector":{}}`))
+	m, _ := keeping(t, s, "n1", broken)
+	testutil.EventuallyNil(t, "n1 keeps the policies", func() error { return broken.has("shop/a") })
+	_, stop := keeping(t, s, "n2", other)
+	broken.set(func() { broken.down = true })
+	s.put("networkpolicies", networkPolicy(t, "b", `{"podSelector":{}}`))
+	testutil.EventuallyNil(t, "n2 keeps them", func() error { return other.has("shop/a", "shop/b") })
+	if n := value(t, m, "heddle_kube_lease_given_up_total", ""); n != 1 || value(t, m, "heddle_kube_leader", "") != 0 {
+		t.Errorf("n1 has given up %v times, and leads: %v", n, value(t, m, "heddle_kube_leader", ""))
+	}
+	stop()
+	before := 0
+	broken.set(func() { before = broken.asked["status"] })
+	testutil.EventuallyNil(t, "n1 asks its agent", func() error {
+		broken.mu.Lock()
+		defer broken.mu.Unlock()
+		if broken.asked["status"] < before+2 {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	if value(t, m, "heddle_kube_leader", "") != 0 || value(t, m, "heddle_kube_lease_given_up_total", "") != 1 {
+		t.Error("n1 has the lease, and its agent does not answer")
+	}
+	broken.set(func() { broken.down = false })
+	testutil.EventuallyNil(t, "n1 keeps them again", func() error { return broken.has("shop/a", "shop/b") })
 }

@@ -21,24 +21,51 @@ type lease struct {
 	namespace, name string
 	identity        string
 	duration        time.Duration // for which a holder that is silent keeps it
-	log             *slog.Logger
+	// able says why this one could not lead now; nil if it could. It is asked after lead has given
+	// up.
+	able func(context.Context) error
+	m    *metrics
+	log  *slog.Logger
 
 	seen   string // the record as it was last seen, and since when
 	seenAt time.Time
 }
 
 // run calls lead whenever this one holds the lease, with a context that ends when it does not any
-// more, until ctx ends.
+// more, until ctx ends. A lead that returns before has given up: then the lease is left to others.
 func (l *lease) run(ctx context.Context, lead func(context.Context)) {
 	for ctx.Err() == nil {
 		held, err := l.try(ctx)
 		if err != nil {
 			l.log.Warn("ask for the lease", "lease", l.namespace+"/"+l.name, "error", err)
 		}
-		if held {
-			l.hold(ctx, lead)
+		if held && l.hold(ctx, lead) {
+			l.standBack(ctx)
+			continue
 		}
 		l.pause(ctx)
+	}
+}
+
+// standBack leaves the lease to others for its duration, and then until this one could lead.
+func (l *lease) standBack(ctx context.Context) {
+	l.m.givenUp.Inc()
+	l.log.Warn("the agent of this node does not take the network's policies: another node is to keep them", "lease", l.namespace+"/"+l.name)
+	for said := ""; ; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(l.duration):
+		}
+		err := l.able(ctx)
+		if err == nil {
+			l.log.Info("asks for the lease again", "lease", l.namespace+"/"+l.name)
+			return
+		}
+		if err.Error() != said {
+			said = err.Error()
+			l.log.Warn("does not ask for the lease yet", "error", err)
+		}
 	}
 }
 
@@ -49,16 +76,19 @@ func (l *lease) pause(ctx context.Context) {
 	}
 }
 
-// hold runs lead, and renews the lease, until that has failed for two thirds of its duration.
-func (l *lease) hold(ctx context.Context, lead func(context.Context)) {
+// hold runs lead, and renews the lease, until that has failed for two thirds of its duration, or
+// lead has given up.
+func (l *lease) hold(ctx context.Context, lead func(context.Context)) (gaveUp bool) {
 	leading, stop := context.WithCancel(ctx)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
+		defer stop()
 		lead(leading)
 	}()
 	l.log.Info("keeps the network's policies", "lease", l.namespace+"/"+l.name)
-	for renewed := time.Now(); ; {
+	lost := false
+	for renewed := time.Now(); !lost; {
 		l.pause(leading)
 		if leading.Err() != nil {
 			break
@@ -68,14 +98,16 @@ func (l *lease) hold(ctx context.Context, lead func(context.Context)) {
 			renewed = time.Now()
 		} else if err == nil || time.Since(renewed) > l.duration*2/3 {
 			l.log.Warn("the lease is lost: another node keeps the network's policies", "error", err)
-			break
+			lost = true
 		}
 	}
 	stop()
 	<-done
-	if ctx.Err() != nil {
-		l.release()
+	if lost {
+		return false
 	}
+	l.release()
+	return ctx.Err() == nil
 }
 
 // try takes the lease or renews it. False without an error: another one holds it.

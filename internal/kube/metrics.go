@@ -11,6 +11,7 @@ type metrics struct {
 	watchErrors *prometheus.CounterVec // resource
 	synced      prometheus.Gauge
 	leader      prometheus.Gauge
+	givenUp     prometheus.Counter
 	asked       *prometheus.CounterVec // result
 }
 
@@ -29,9 +30,11 @@ func newMetrics() *metrics {
 			Help: "1 once the API server has told all there is."}),
 		leader: prometheus.NewGauge(prometheus.GaugeOpts{Name: "heddle_kube_leader",
 			Help: "1 while this one keeps the network's policies and namespaces."}),
+		givenUp: prometheus.NewCounter(prometheus.CounterOpts{Name: "heddle_kube_lease_given_up_total",
+			Help: "How often this one left the policies to another node, because its own agent did not take them."}),
 		asked: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "heddle_kube_pods_asked_total",
 			Help: "Questions of heddle-cni for a pod's labels, by result."}, []string{"result"}),
 	}
-	m.registry.MustRegister(m.changes, m.refused, m.failures, m.watchErrors, m.synced, m.leader, m.asked)
+	m.registry.MustRegister(m.changes, m.refused, m.failures, m.watchErrors, m.synced, m.leader, m.givenUp, m.asked)
 	return m
 }

@@ -5,10 +5,12 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -29,7 +31,12 @@ const (
 type policyAgent interface {
 	Policies(ctx context.Context) (api.PolicyDocuments, error)
 	EditPolicies(ctx context.Context, edit api.PolicyEdit) ([]api.PolicyOutcome, error)
+	Status(ctx context.Context) (api.Status, error)
 }
+
+// agentAnswers bounds an answer to one question of policies: an agent that says nothing is as good
+// as none.
+const agentAnswers = time.Minute
 
 // policies keeps namespaces and NetworkPolicies in the store as the API server has them. What it
 // writes has the source policy.SourceKubernetes. Of what others keep it touches only what has the
@@ -74,7 +81,19 @@ func newPolicies(c *cluster, agent policyAgent, o *objects, m *metrics, log *slo
 
 func (p *policies) synced() bool { return p.networkPolicies.HasSynced() && p.namespaces.HasSynced() }
 
-// lead keeps the store's policies until ctx ends. What another one wrote before is compared first.
+// able says why the agent could not bring policies into the store now; nil if it could.
+func (p *policies) able(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, agentAnswers)
+	defer cancel()
+	status, err := p.agent.Status(ctx)
+	if err == nil && !status.Store.Healthy {
+		err = fmt.Errorf("the agent does not reach its store: %s", status.Store.Error)
+	}
+	return err
+}
+
+// lead keeps the store's policies until ctx ends, or its agent has not taken them for as long as
+// the Lease lasts. What another one wrote before is compared first.
 func (p *policies) lead(ctx context.Context) {
 	p.m.leader.Set(1)
 	defer p.m.leader.Set(0)
@@ -225,7 +244,9 @@ func (p *policies) some(ctx context.Context, keys map[string]bool) error {
 // everything compares all of the API server's with all of the store's. What is in the store only is
 // deleted, if it is of this source.
 func (p *policies) everything(ctx context.Context) error {
-	docs, err := p.agent.Policies(ctx)
+	asked, cancel := context.WithTimeout(ctx, agentAnswers)
+	docs, err := p.agent.Policies(asked)
+	cancel()
 	if err != nil {
 		p.m.failures.WithLabelValues(kindPolicy).Inc()
 		return err
@@ -334,7 +355,9 @@ func (p *policies) step(ctx context.Context, changes []change) error {
 			edit.DeleteNamespaces = append(edit.DeleteNamespaces, c.key.name)
 		}
 	}
-	outcomes, err := p.agent.EditPolicies(ctx, edit)
+	asked, cancel := context.WithTimeout(ctx, agentAnswers)
+	outcomes, err := p.agent.EditPolicies(asked, edit)
+	cancel()
 	tooMuch := errors.Is(err, api.ErrExhausted) || errors.Is(err, api.ErrInvalid) || errors.Is(err, &api.Error{Code: api.CodeTooLarge})
 	switch {
 	case tooMuch && len(changes) > 1:

@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -503,6 +504,48 @@ func TestPodLabels(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestDeletedIsRefusedNoMore: the metric of objects that cannot be honoured falls when they go.
+func TestDeletedIsRefusedNoMore(t *testing.T) {
+	s, a := newAPIServer(t), newAgent()
+	many := map[string]string{}
+	for i := range api.MaxLabels + 1 {
+		many[fmt.Sprint("k", i)] = "v"
+	}
+	s.put("pods", pod("web-1", "u1", many))
+	a.endpoints["n/c1/eth0"] = model.Endpoint{Name: "n/c1/eth0", Labels: map[string]string{policy.NamespaceLabel: "shop", podlabels.Pod: "web-1", podlabels.UID: "u1"}}
+	p := startPods(t, s, a)
+	s.put("services", service("bad", "10.96.0.1"))
+	s.put("endpointslices", slice("bad-1", "bad", 80, "127.0.0.1"))
+	c, err := connect(s.config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	svc := newServices(c, "n1", &serviceNode{services: map[netip.AddrPort]model.Service{}}, newObjects(c.core, "n1", p.m, p.log), p.m, p.log)
+	ctx, cancel := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	for _, f := range []func(context.Context){svc.services.RunWithContext, svc.slices.RunWithContext, svc.run} {
+		all.Go(func() { f(ctx) })
+	}
+	t.Cleanup(func() {
+		cancel()
+		all.Wait()
+	})
+	testutil.EventuallyNil(t, "a pod that is refused", refused(t, p.m, "Pod", 1))
+	testutil.EventuallyNil(t, "a Service that is refused", refused(t, p.m, "Service", 1))
+	a.set(func() { clear(a.endpoints) }) // kubelet calls DEL before the pod goes
+	s.delete("pods", "shop/web-1")
+	s.delete("services", "shop/bad")
+	testutil.EventuallyNil(t, "the pod is gone", refused(t, p.m, "Pod", 0))
+	testutil.EventuallyNil(t, "the Service is gone", refused(t, p.m, "Service", 0))
+	for _, o := range []*objects{p.objects, svc.objects} {
+		o.mu.Lock()
+		if len(o.told) > 0 {
+			t.Errorf("told of what is gone: %v", o.told)
+		}
+		o.mu.Unlock()
+	}
 }
 
 // A pod that the API server tells of late is waited for; one it does not tell of gets no labels.

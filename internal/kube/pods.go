@@ -144,6 +144,11 @@ func (p *pods) run(ctx context.Context) {
 			p.m.failures.WithLabelValues("pod").Inc()
 			return err
 		}
+		for key := range keys {
+			if namespace, name, _ := strings.Cut(key, "/"); p.get(namespace, name) == nil {
+				p.objects.refuse(ctx, podKey(namespace, name), "", nil) // nothing of it is left to be refused
+			}
+		}
 		var failed error
 		for _, e := range endpoints {
 			namespace, name := e.Labels[policy.NamespaceLabel], e.Labels[podlabels.Pod]
@@ -159,6 +164,10 @@ func (p *pods) run(ctx context.Context) {
 	}, p.log.With("of", "pods"))
 }
 
+func podKey(namespace, name string) objectKey {
+	return objectKey{apiVersion: "v1", kind: "Pod", namespace: namespace, name: name}
+}
+
 // relabel gives endpoint e the labels of its pod. Without a pod, or with another one of the name,
 // it keeps what it has: it is about to go.
 func (p *pods) relabel(ctx context.Context, e model.Endpoint, pod *corev1.Pod) error {
@@ -166,7 +175,7 @@ func (p *pods) relabel(ctx context.Context, e model.Endpoint, pod *corev1.Pod) e
 		return nil
 	}
 	want, leftOut := labelsOf(pod)
-	key := objectKey{apiVersion: "v1", kind: "Pod", namespace: pod.Namespace, name: pod.Name}
+	key := podKey(pod.Namespace, pod.Name)
 	want[podlabels.UID] = e.Labels[podlabels.UID]
 	if maps.Equal(want, e.Labels) {
 		p.objects.refuse(ctx, key, pod.UID, leftOut)

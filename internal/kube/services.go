@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -179,7 +180,10 @@ func (s *services) change(ctx context.Context, edit api.ServiceEdit) error {
 func (s *services) wanted(ctx context.Context, key string) (out []model.Service) {
 	o, there, _ := s.services.GetStore().GetByKey(key)
 	svc, _ := o.(*corev1.Service)
+	namespace, name, _ := strings.Cut(key, "/")
+	of := objectKey{apiVersion: "v1", kind: "Service", namespace: namespace, name: name}
 	if !there || svc == nil || svc.Spec.Type == corev1.ServiceTypeExternalName {
+		s.objects.refuse(ctx, of, "", nil) // nothing of it is left to be refused
 		return nil
 	}
 	endpoints, err := s.slices.GetIndexer().ByIndex(byService, key)
@@ -205,7 +209,7 @@ func (s *services) wanted(ctx context.Context, key string) (out []model.Service)
 			out = append(out, made)
 		}
 	}
-	s.objects.refuse(ctx, objectKey{apiVersion: "v1", kind: "Service", namespace: svc.Namespace, name: svc.Name}, svc.UID, refused)
+	s.objects.refuse(ctx, of, svc.UID, refused)
 	return out
 }
 

@@ -26,7 +26,7 @@ import (
 
 // answers bounds one operation. Attachments are made one after the other, and runtimes start many
 // pods at once; they themselves give up after two to four minutes.
-const answers = 100 * time.Second
+const answers = podlabels.Making
 
 // statusAnswers bounds STATUS, which runtimes ask for often.
 const statusAnswers = 10 * time.Second

@@ -455,6 +455,7 @@ func startPods(t *testing.T, s *apiServer, a *agent) *pods {
 	}
 	m, log := newMetrics(), testLog(t)
 	p := newPods(c, "n1", a, newObjects(c.core, "n1", m, log), m, log)
+	p.again = 10 * time.Millisecond
 	ctx, cancel := context.WithCancel(t.Context())
 	var all sync.WaitGroup
 	all.Go(func() { p.informer.RunWithContext(ctx) })
@@ -501,6 +502,47 @@ func TestPodLabels(t *testing.T) {
 		defer a.mu.Unlock()
 		if got := a.endpoints["n/c1/eth0"].Labels; got["tier"] != "front" || got["app"] != "" {
 			return fmt.Errorf("labels %v", got)
+		}
+		return nil
+	})
+}
+
+// TestLabelsWhileAnEndpointIsMade: a change of labels after heddle-cni has asked for them reaches the
+// endpoint, however long it takes to be made; then nobody looks for it any more.
+func TestLabelsWhileAnEndpointIsMade(t *testing.T) {
+	s, a := newAPIServer(t), newAgent()
+	s.put("pods", pod("web-1", "u1", map[string]string{"tier": "a"}))
+	p := startPods(t, s, a)
+	labels, err := p.lookup(t.Context(), podlabels.Question{Namespace: "shop", Name: "web-1", UID: "u1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.put("pods", pod("web-1", "u1", map[string]string{"tier": "b"}))
+	testutil.EventuallyNil(t, "the change, and looks after it", func() error {
+		if got := p.get("shop", "web-1").Labels["tier"]; got != "b" {
+			return fmt.Errorf("tier %s", got)
+		}
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if n := a.asked["endpoints"]; n < 5 {
+			return fmt.Errorf("looked %d times", n)
+		}
+		return nil
+	})
+	a.set(func() { a.endpoints["n/c1/eth0"] = model.Endpoint{Name: "n/c1/eth0", Labels: labels} })
+	testutil.EventuallyNil(t, "the endpoint's labels", func() error {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if got := a.endpoints["n/c1/eth0"].Labels["tier"]; got != "b" {
+			return fmt.Errorf("tier %s", got)
+		}
+		return nil
+	})
+	testutil.EventuallyNil(t, "no further looks", func() error {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if len(p.awaited) > 0 {
+			return fmt.Errorf("%d are awaited", len(p.awaited))
 		}
 		return nil
 	})

@@ -42,12 +42,22 @@ type pods struct {
 	log      *slog.Logger
 	dirty    *dirty
 
+	again time.Duration // between looks at a pod whose endpoint is being made
+
 	mu      sync.Mutex
-	changed chan struct{} // closed and made anew with every change of a pod
+	changed chan struct{}      // closed and made anew with every change of a pod
+	awaited map[string]awaited // by the pod's key
+}
+
+// awaited is an endpoint that heddle-cni has asked labels for, and is about to make.
+type awaited struct {
+	uid   string
+	until time.Time
+	look  *time.Timer // has the pod looked at again
 }
 
 func newPods(c *cluster, node string, agent podAgent, o *objects, m *metrics, log *slog.Logger) *pods {
-	p := &pods{agent: agent, objects: o, m: m, log: log, dirty: newDirty(), changed: make(chan struct{})}
+	p := &pods{agent: agent, objects: o, m: m, log: log, dirty: newDirty(), changed: make(chan struct{}), again: lookAgain, awaited: make(map[string]awaited)}
 	p.informer = informer[*corev1.Pod](c.core, "pods", &corev1.Pod{}, func(o *metav1.ListOptions) { o.FieldSelector = "spec.nodeName=" + node }, m, log, p.tell)
 	return p
 }
@@ -111,10 +121,8 @@ func (p *pods) lookup(ctx context.Context, q podlabels.Question) (map[string]str
 		pod := p.get(q.Namespace, q.Name)
 		if pod != nil && (q.UID == "" || q.UID == uidOf(pod) || q.UID == string(pod.UID)) {
 			p.m.asked.WithLabelValues("answered").Inc()
-			// What changes between this answer and the endpoint's making is found by the pass after
-			// it.
-			time.AfterFunc(afterAnswer, func() { p.dirty.add(q.Namespace + "/" + q.Name) })
 			labels, _ := labelsOf(pod)
+			p.await(q.Namespace+"/"+q.Name, labels[podlabels.UID])
 			return labels, nil
 		}
 		select {
@@ -129,8 +137,38 @@ func (p *pods) lookup(ctx context.Context, q podlabels.Question) (map[string]str
 	}
 }
 
-// afterAnswer is when an endpoint that heddle-cni asked about is there.
-const afterAnswer = 2 * time.Second
+// seenPod is one whose endpoint is there, and has its labels.
+type seenPod struct{ key, uid string }
+
+// lookAgain is how long most endpoints take to be there, once heddle-cni has asked about them.
+const lookAgain = 2 * time.Second
+
+// await has a pod looked at until its endpoint is there: what changes between an answer to
+// heddle-cni and the endpoint's making is told while there is nothing to be labelled.
+func (p *pods) await(key, uid string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if before, is := p.awaited[key]; is {
+		before.look.Stop()
+	}
+	p.awaited[key] = awaited{uid, time.Now().Add(podlabels.Making), time.AfterFunc(p.again, func() { p.dirty.add(key) })}
+}
+
+// awaitOn ends the waiting for endpoints that have been seen, and for those that nobody makes any
+// more. Of the others those that were looked at are looked at again.
+func (p *pods) awaitOn(seen map[seenPod]bool, looked func(key string) bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for key, a := range p.awaited {
+		switch {
+		case seen[seenPod{key, a.uid}] || time.Now().After(a.until):
+			a.look.Stop()
+			delete(p.awaited, key)
+		case looked(key):
+			a.look.Reset(p.again)
+		}
+	}
+}
 
 // run brings changes of labels to endpoints until ctx ends.
 func (p *pods) run(ctx context.Context) {
@@ -138,30 +176,38 @@ func (p *pods) run(ctx context.Context) {
 		return
 	}
 	p.dirty.all()
-	p.dirty.drain(ctx, func(keys map[string]bool, all bool) error {
-		endpoints, err := p.agent.Endpoints(ctx)
-		if err != nil {
+	p.dirty.drain(ctx, func(keys map[string]bool, all bool) error { return p.pass(ctx, keys, all) }, p.log.With("of", "pods"))
+}
+
+// pass compares the endpoints of these pods with them, or all.
+func (p *pods) pass(ctx context.Context, keys map[string]bool, all bool) error {
+	endpoints, err := p.agent.Endpoints(ctx)
+	if err != nil {
+		p.m.failures.WithLabelValues("pod").Inc()
+		return err
+	}
+	for key := range keys {
+		if namespace, name, _ := strings.Cut(key, "/"); p.get(namespace, name) == nil {
+			p.objects.refuse(ctx, podKey(namespace, name), "", nil) // nothing of it is left to be refused
+		}
+	}
+	var failed error
+	seen := make(map[seenPod]bool)
+	looked := func(key string) bool { return all || keys[key] }
+	for _, e := range endpoints {
+		namespace, name, uid := e.Labels[policy.NamespaceLabel], e.Labels[podlabels.Pod], e.Labels[podlabels.UID]
+		if uid == "" || !looked(namespace+"/"+name) {
+			continue
+		}
+		if err := p.relabel(ctx, e, p.get(namespace, name)); err != nil {
 			p.m.failures.WithLabelValues("pod").Inc()
-			return err
+			failed = err
+			continue
 		}
-		for key := range keys {
-			if namespace, name, _ := strings.Cut(key, "/"); p.get(namespace, name) == nil {
-				p.objects.refuse(ctx, podKey(namespace, name), "", nil) // nothing of it is left to be refused
-			}
-		}
-		var failed error
-		for _, e := range endpoints {
-			namespace, name := e.Labels[policy.NamespaceLabel], e.Labels[podlabels.Pod]
-			if e.Labels[podlabels.UID] == "" || !all && !keys[namespace+"/"+name] {
-				continue
-			}
-			if err := p.relabel(ctx, e, p.get(namespace, name)); err != nil {
-				p.m.failures.WithLabelValues("pod").Inc()
-				failed = err
-			}
-		}
-		return failed
-	}, p.log.With("of", "pods"))
+		seen[seenPod{namespace + "/" + name, uid}] = true
+	}
+	p.awaitOn(seen, looked)
+	return failed
 }
 
 func podKey(namespace, name string) objectKey {

@@ -32,6 +32,10 @@ const (
 // Wait bounds an answer: a pod may be started before the watch has told of it.
 const Wait = 20 * time.Second
 
+// Making bounds an operation of heddle-cni: an endpoint that it has asked about is there by then,
+// or is not made.
+const Making = 100 * time.Second
+
 // maxAnswer is more than the labels of a pod that an endpoint can have.
 const maxAnswer = 1 << 20
 

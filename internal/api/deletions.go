@@ -12,12 +12,36 @@ import (
 )
 
 // deletionsDir is the name of a directory beside the API socket. A file in it says that the
-// endpoint whose percent-encoded name it has was to be deleted while no agent ran; its time is that
-// of the deletion.
+// endpoint whose percent-encoded name it has was to be deleted while no agent ran, or is deleted
+// but for what a store has of it that did not answer; its time is that of the deletion.
 const deletionsDir = "deleted"
 
 func deletions(socketPath string) string {
 	return filepath.Join(filepath.Dir(socketPath), deletionsDir)
+}
+
+func noteOf(socketPath, name string) string {
+	return filepath.Join(deletions(socketPath), url.PathEscape(name))
+}
+
+// NoteDeletion has the next agent that listens on socketPath delete an endpoint.
+func NoteDeletion(socketPath, name string) error {
+	err := os.MkdirAll(deletions(socketPath), 0o700)
+	if err == nil {
+		err = os.WriteFile(noteOf(socketPath, name), nil, 0o600)
+	}
+	if err != nil {
+		return fmt.Errorf("write down deletion: %w", err)
+	}
+	return nil
+}
+
+// DropDeletion takes back what NoteDeletion did: the endpoint is deleted.
+func DropDeletion(socketPath, name string) error {
+	if err := os.Remove(noteOf(socketPath, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("deletion that was made: %w", err)
+	}
+	return nil
 }
 
 // DeleteEndpointLater is DeleteEndpoint for those who cannot wait for an agent: if none runs, or it
@@ -31,13 +55,8 @@ func (c *Client) DeleteEndpointLater(ctx context.Context, name string) error {
 	if _, err := os.Stat(filepath.Dir(c.socketPath)); errors.Is(err, fs.ErrNotExist) {
 		return nil // no agent has run since the machine started, so there are no endpoints
 	}
-	dir := deletions(c.socketPath)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return fmt.Errorf("write down deletion: %w", err)
-	}
-	file := filepath.Join(dir, url.PathEscape(name))
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		return fmt.Errorf("write down deletion: %w", err)
+	if err := NoteDeletion(c.socketPath, name); err != nil {
+		return err
 	}
 	// An agent that has begun to listen since may have read the directory already, and is to be
 	// told. One that begins after this call has failed reads it later.
@@ -46,10 +65,7 @@ func (c *Client) DeleteEndpointLater(ctx context.Context, name string) error {
 	} else if err != nil && !errors.Is(err, ErrNotFound) {
 		return err
 	}
-	if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("deletion that was made: %w", err)
-	}
-	return nil
+	return DropDeletion(c.socketPath, name)
 }
 
 // noAnswer reports whether an error says that no agent runs any more: none answers, or it ended

@@ -58,7 +58,7 @@ type Agent struct {
 // compose makes the parts of an agent.
 func compose(h *host) *Agent {
 	at := &attachments{host: h, adopted: make(map[model.EndpointID]adopted)}
-	es := &endpoints{host: h, attachments: at, halfDone: make(map[string]model.Endpoint)}
+	es := &endpoints{host: h, attachments: at, halfDone: make(map[string]halfDone)}
 	li, mg, ms, rc := &limiter{h, es}, &migration{h, es}, &membership{host: h}, &recovery{h, es}
 	tp := &topology{host: h, endpoints: es, limiter: li, membership: ms, migration: mg, recovery: rc}
 	fl, ps, pe := newFlows(h), &policies{h}, &peers{host: h}
@@ -224,6 +224,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	wg.Go(func() { a.topology.followLocal(ctx, locals) })
 	wg.Go(func() { a.restorer.repair(ctx) })
 	wg.Go(func() { a.restorer.compareMaps(ctx) })
+	wg.Go(func() { a.endpoints.followHalfDone(ctx) })
 	wg.Go(func() { a.membership.followMembers(ctx) })
 	wg.Go(func() { a.keepKeys.run(ctx) })
 	wg.Go(func() { a.flows.runExport(ctx) })

@@ -28,8 +28,15 @@ type endpoints struct {
 	// other parts say of themselves.
 	change sync.Mutex
 	leases *endpoint.Leases
-	// halfDone are endpoints, by name, that could not be made and not be undone either.
-	halfDone map[string]model.Endpoint
+	// halfDone are endpoints, by name, that could not be made and not be undone either, or that are
+	// deleted and the store has yet to hear of it. Their ids and addresses are not given out.
+	halfDone map[string]halfDone
+}
+
+// halfDone is an endpoint that is not there, and that the store may have.
+type halfDone struct {
+	model.Endpoint
+	deleted bool // it was there, and there is a note for the next agent (api.NoteDeletion)
 }
 
 // CreateEndpoint attaches a container: leases an address, tells the store, makes the devices and
@@ -75,8 +82,8 @@ type joining struct {
 // create leases an address, takes the steps of an endpoint, and lists it. If one fails all are
 // undone. The caller holds change.
 func (es *endpoints) create(ctx context.Context, req api.EndpointRequest, join joining) (model.Endpoint, error) {
-	if e, ok := es.halfDone[req.Name]; ok {
-		if err := es.takeBack(e); err != nil {
+	if h, ok := es.halfDone[req.Name]; ok {
+		if err := es.undo(h); err != nil {
 			return model.Endpoint{}, unlessAway(err)
 		}
 	}
@@ -137,7 +144,7 @@ func (es *endpoints) doAll(ctx context.Context, e model.Endpoint, attach func(mo
 		return nil
 	}
 	if undo := es.takeBack(e); undo != nil {
-		es.halfDone[e.Name] = e // until the store is back: it may have it
+		es.halfDone[e.Name] = halfDone{Endpoint: e} // until the store is back: it may have it
 		err = errors.Join(err, undo)
 	}
 	return err
@@ -180,21 +187,46 @@ func (es *endpoints) leaseFor(e *model.Endpoint, req api.EndpointRequest, move *
 	return nil
 }
 
-// DeleteEndpoint detaches a container.
+// DeleteEndpoint detaches a container. A store that does not answer is told later, by this agent or
+// the next one: engines must get rid of containers.
 func (es *endpoints) DeleteEndpoint(ctx context.Context, name string) error {
 	es.change.Lock()
 	defer es.change.Unlock()
 	e, ok := es.known.named(name)
-	if !ok {
-		e, ok = es.halfDone[name]
+	if h, half := es.halfDone[name]; !ok && half {
+		e, ok = h.Endpoint, true
 	}
 	if !ok {
 		return es.dropWaiting(ctx, name)
 	}
-	if err := es.detach(e); err != nil {
+	err := es.detach(e)
+	var untold *untoldError
+	if errors.As(err, &untold) {
+		return es.tellLater(e, untold)
+	}
+	if err != nil {
 		return unlessAway(err)
 	}
 	es.log.Info("endpoint detached", "endpoint", e.Name, "id", e.ID)
+	return nil
+}
+
+// untoldError says that all of an endpoint is undone but what the store has of it, which does not
+// answer.
+type untoldError struct{ error }
+
+func (e *untoldError) Unwrap() error { return e.error }
+
+// tellLater keeps a deleted endpoint for undoHalfDone and, if that does not come to it, for the
+// next agent.
+func (es *endpoints) tellLater(e model.Endpoint, untold error) error {
+	if err := api.NoteDeletion(es.cfg.APISocket, e.Name); err != nil {
+		return unlessAway(errors.Join(untold, err))
+	}
+	es.known.remove(e)
+	es.faults.ClearEndpoint(e.Name)
+	es.halfDone[e.Name] = halfDone{e, true}
+	es.log.Warn("endpoint detached; the store will be told when it answers, and until then nobody gets its address", "endpoint", e.Name, "id", e.ID, "err", untold)
 	return nil
 }
 
@@ -231,34 +263,93 @@ func (es *endpoints) detach(e model.Endpoint) error {
 	return es.takeAway(e, func(ctx context.Context) error { return es.store.DeleteEndpoint(ctx, e.Node, e.ID) })
 }
 
-// takeAway is detach, tell being what is said to the store. The address goes back last, when
-// nothing answers to it any more.
+// takeAway is detach, tell being what is said to the store; an *untoldError if that is all that is
+// missing. The address goes back last, when nothing answers to it any more.
 func (es *endpoints) takeAway(e model.Endpoint, tell func(context.Context) error) error {
 	es.dropEndpoint(e.ID)
-	ctx, cancel := context.WithTimeout(context.Background(), storeAnswers)
+	ctx, cancel := context.WithTimeout(context.Background(), es.deletionAnswers())
 	defer cancel()
-	if err := undoSteps(es.steps(ctx, e, es.attachments.attachSteps(e, nil), nil, tell)); err != nil {
+	var away error
+	err := undoSteps(es.steps(ctx, e, es.attachments.attachSteps(e, nil), nil, func(ctx context.Context) error {
+		err := tell(ctx)
+		if isAway(err) {
+			away = fmt.Errorf("tell the store: %w", err)
+			return nil
+		}
+		return err
+	}))
+	if err == nil && away != nil {
+		err = &untoldError{away}
+	} else {
+		err = errors.Join(err, away)
+	}
+	if err != nil {
 		return fmt.Errorf("detach endpoint %s: %w", e.Name, err)
 	}
 	es.leases.Release(e.ID)
 	es.known.remove(e)
 	es.faults.ClearEndpoint(e.Name)
+	if es.halfDone[e.Name].deleted {
+		err = api.DropDeletion(es.cfg.APISocket, e.Name) // the next agent drops it, too
+	}
+	if err != nil {
+		es.log.Error("note of a deleted endpoint stays", "endpoint", e.Name, "err", err)
+	}
 	delete(es.halfDone, e.Name)
 	return nil
 }
 
-// undoHalfDone tries again to undo endpoints that could not be made. It waits for nobody: the next
-// state of the store, or whoever asks for the endpoint, tries again, too.
+// deletionAnswers bounds what the store is asked when an endpoint goes: many containers that end
+// together are not to wait each for a store that did not answer the first.
+func (es *endpoints) deletionAnswers() time.Duration {
+	for _, h := range es.halfDone {
+		if h.deleted {
+			return storeProbe
+		}
+	}
+	return storeAnswers
+}
+
+// followHalfDone calls undoHalfDone every so often until ctx ends: a store that is back need not
+// have a new state to tell of.
+func (es *endpoints) followHalfDone(ctx context.Context) {
+	ticker := time.NewTicker(lastRepair)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+			es.undoHalfDone()
+		}
+	}
+}
+
+// undoHalfDone tries again to undo endpoints that could not be made, and to tell the store of those
+// that are deleted. It waits for nobody: the next state of the store, or whoever asks for the
+// endpoint, tries again, too.
 func (es *endpoints) undoHalfDone() {
 	if !es.change.TryLock() {
 		return
 	}
 	defer es.change.Unlock()
-	for _, e := range es.halfDone {
-		if err := es.takeBack(e); err != nil {
-			es.log.Warn("endpoint that could not be made is not undone; will try again", "endpoint", e.Name, "id", e.ID, "err", err)
+	for _, h := range es.halfDone {
+		err := es.undo(h)
+		if err != nil {
+			es.log.Warn("endpoint that is not there is not undone as a whole; will try again", "endpoint", h.Name, "id", h.ID, "err", err)
+		}
+		if isAway(err) {
+			return
 		}
 	}
+}
+
+// undo undoes what is left of h.
+func (es *endpoints) undo(h halfDone) error {
+	if h.deleted {
+		return es.detach(h.Endpoint)
+	}
+	return es.takeBack(h.Endpoint)
 }
 
 // hasLabels reports whether an endpoint has labels, which may be some of its.
@@ -303,11 +394,16 @@ func storeError(err error) error {
 // unlessAway gives an error its code on the wire if it comes of a store that does not answer, or of
 // an agent that ends: what was asked for can be asked again.
 func unlessAway(err error) error {
-	var unreachable *etcd.UnreachableError
-	if errors.As(err, &unreachable) || errors.Is(err, etcd.ErrClosed) || errors.Is(err, context.DeadlineExceeded) {
+	if isAway(err) {
 		return &api.Error{Code: api.CodeUnavailable, Message: err.Error(), Remedy: "check that etcd is up and try again"}
 	}
 	return err
+}
+
+// isAway reports whether an error comes of a store that does not answer, or of an agent that ends.
+func isAway(err error) bool {
+	var unreachable *etcd.UnreachableError
+	return errors.As(err, &unreachable) || errors.Is(err, etcd.ErrClosed) || errors.Is(err, context.DeadlineExceeded)
 }
 
 // lease gives an endpoint its id, and an address unless it has one.

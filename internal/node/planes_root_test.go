@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -23,6 +24,7 @@ import (
 	"heddle.dev/heddle/internal/plane/planetest"
 	"heddle.dev/heddle/internal/policy"
 	"heddle.dev/heddle/internal/store"
+	"heddle.dev/heddle/internal/store/etcd"
 	"heddle.dev/heddle/internal/testutil"
 	"heddle.dev/heddle/internal/trap"
 )
@@ -164,6 +166,79 @@ func agentOfThreePlanes(t *testing.T) {
 	if err := agent.DeleteEndpoint(t.Context(), "c2"); err != nil {
 		t.Fatal(err)
 	}
+	stop()
+	deletesWithoutStore(t, cfg, &calls)
+}
+
+// awayStore is a store that does not answer deletions while it is away.
+type awayStore struct {
+	store.Store
+	away bool
+}
+
+func (s *awayStore) DeleteEndpoint(ctx context.Context, node string, id model.EndpointID) error {
+	if s.away {
+		return fmt.Errorf("remove endpoint: %w", &etcd.UnreachableError{Reason: "a test"})
+	}
+	return s.Store.DeleteEndpoint(ctx, node, id)
+}
+
+// deletesWithoutStore: endpoints are deleted while the store does not answer. Nobody gets their
+// addresses until it has heard of it, from this agent or the next.
+func deletesWithoutStore(t *testing.T, cfg Config, calls *planetest.Calls) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	a, err := Start(ctx, cfg) // it does not run: nothing but this test uses its store
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &awayStore{Store: a.store, away: true}
+	a.store = s
+	held := map[netip.Addr]bool{}
+	calls.Take()
+	for _, name := range []string{"d1", "d2", "d3"} {
+		e := create(t, a, name)
+		if held[e.Addr4()] {
+			t.Errorf("%s has the address of one that the store still has", name)
+		}
+		held[e.Addr4()] = true
+		for range 2 { // engines may repeat it
+			if err := a.DeleteEndpoint(t.Context(), name); err != nil {
+				t.Fatalf("delete without a store: %v", err)
+			}
+		}
+	}
+	if got := calls.Take(); !slices.Contains(got, "a detach d1") {
+		t.Errorf("planes were told %q", got)
+	}
+	wantEndpoints := func(when string, s store.Store, inStore int) {
+		t.Helper()
+		known, err := a.Endpoints(t.Context())
+		notes, _, errNotes := api.Deletions(cfg.APISocket)
+		state, errStore := firstState(t.Context(), s)
+		if err := errors.Join(err, errNotes, errStore); err != nil {
+			t.Fatal(err)
+		}
+		if len(known) != 0 || len(notes) != inStore || len(state.Endpoints.Of("n1")) != inStore {
+			t.Errorf("%s: the agent knows %d endpoints, %d are noted, the store has %d; want 0, %d, %d", when, len(known), len(notes), len(state.Endpoints.Of("n1")), inStore, inStore)
+		}
+	}
+	wantEndpoints("without the store", s, 3)
+	s.away = false
+	a.undoHalfDone()
+	wantEndpoints("with it", s, 0)
+	s.away = true
+	create(t, a, "d4")
+	if err := a.DeleteEndpoint(t.Context(), "d4"); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	if err := a.Close(); err != nil {
+		t.Fatal(err)
+	}
+	a, stop := startAgent(t, cfg)
+	wantEndpoints("with the next agent", a.store, 0)
 	stop()
 }
 

@@ -76,7 +76,7 @@ func TestMapsAreCompared(t *testing.T) {
 	}
 	a := compose(&host{cfg: Config{CompareMaps: time.Millisecond}, log: slog.New(slog.NewTextHandler(t.Output(), nil)), planes: plane.Set{mapsOnly{d: d}},
 		known: newRegistry()})
-	a.halfDone["half"] = name(2)
+	a.halfDone["half"] = halfDone{Endpoint: name(2)}
 	one := name(1)
 	one.Name = "one"
 	a.known.add(one)

@@ -214,14 +214,23 @@ func TestCNIDelete(t *testing.T) {
 }
 
 // TestCNIWithoutStore: ADD while the store is away fails, and works when it is back, with the same
-// name.
+// name. DEL succeeds, and the store is told when it is back.
 func TestCNIWithoutStore(t *testing.T) {
 	e := lab.NewCNIEngine(t, "n2", "heddle", lab.CNIPlugin)
-	rt := e.Sandbox("cni-storeless")
+	rt, ends := e.Sandbox("cni-storeless"), e.Sandbox("cni-storeless-ends")
+	e.Add(ends)
 	lab.EndAgent(t, "n1", syscall.SIGKILL)
 	_, err := e.CNI.AddNetworkList(t.Context(), e.List, rt)
 	wantCode(t, err, types.ErrTryAgainLater, "etcd")
+	testutil.NoError(t, e.CNI.DelNetworkList(t.Context(), e.List, ends))
+	if e.Endpoint(ends) != nil {
+		t.Error("an endpoint that was deleted is there")
+	}
 	testutil.NoError(t, lab.Command("up"))
+	testutil.Eventually(t, "the store to be told", func() (bool, string) {
+		left, err := filepath.Glob(filepath.Dir(lab.APISocket("n2")) + "/deleted/*")
+		return err == nil && len(left) == 0, fmt.Sprint(left, err)
+	})
 	e.Add(rt)
 	if e.Endpoint(rt) == nil {
 		t.Error("no endpoint")

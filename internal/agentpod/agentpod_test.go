@@ -142,7 +142,8 @@ func TestInstallMain(t *testing.T) {
 	if got := files(t, i.CNIConfig); !slices.Equal(got, []string{ConflistFile}) {
 		t.Errorf("CNI configurations %v", got)
 	}
-	if l := list(t, i, ConflistFile); l.CNIVersion != "1.0.0" || len(l.Plugins) != 1 || l.Plugins[0]["type"] != "heddle-cni" {
+	if l := list(t, i, ConflistFile); l.CNIVersion != "1.0.0" || len(l.Plugins) != 1 || l.Plugins[0]["type"] != "heddle-cni" ||
+		fmt.Sprint(l.Plugins[0]["capabilities"]) != "map[bandwidth:true ips:true portMappings:true]" {
 		t.Errorf("list %+v", l)
 	}
 }
@@ -179,7 +180,8 @@ func TestInstallChained(t *testing.T) {
 				types = append(types, p["type"])
 			}
 			last := l.Plugins[len(l.Plugins)-1]
-			if l.Name != "other" || l.CNIVersion != "0.3.1" || !slices.Equal(types, c.plugins) || fmt.Sprint(last["carried"]) != "[10.88.0.0/16]" {
+			if l.Name != "other" || l.CNIVersion != "0.3.1" || !slices.Equal(types, c.plugins) || fmt.Sprint(last["carried"]) != "[10.88.0.0/16]" ||
+				fmt.Sprint(last["capabilities"]) != "map[bandwidth:true]" {
 				t.Errorf("list %+v", l)
 			}
 		})

@@ -86,7 +86,7 @@ func (i Installation) Install() error {
 	case Main:
 		return i.write(ConflistFile, ChainedFile, map[string]any{
 			"cniVersion": i.CNIVersion, "name": "heddle",
-			"plugins": []any{i.plugin(map[string]any{"capabilities": map[string]any{"ips": true, "portMappings": true}})},
+			"plugins": []any{i.plugin(map[string]any{"capabilities": map[string]any{"ips": true, "portMappings": true, "bandwidth": true}})},
 		})
 	case Chained:
 		list, err := i.chain()
@@ -151,7 +151,7 @@ func (i Installation) chain() (map[string]any, error) {
 			plugins = []any{list}
 			list = map[string]any{"cniVersion": list["cniVersion"], "name": list["name"]}
 		}
-		ours := i.plugin(map[string]any{})
+		ours := i.plugin(map[string]any{"capabilities": map[string]any{"bandwidth": true}})
 		if len(i.Adopted) > 0 {
 			ours["carried"] = i.Adopted
 		}

@@ -10,10 +10,14 @@ import (
 )
 
 // ValidateLimits checks limits. The error is an *Error that names the field.
-func ValidateLimits(l model.Limits) error {
+func ValidateLimits(l model.Limits) error { return validateLimits("", l) }
+
+// validateLimits is ValidateLimits for limits that are a part of something: under goes before the
+// field.
+func validateLimits(under string, l model.Limits) error {
 	var wrong *model.LimitError
 	if err := l.Validate(); errors.As(err, &wrong) {
-		return &Error{Code: CodeInvalid, Field: wrong.Field, Message: wrong.Message, Remedy: "leave the field out for no limit"}
+		return &Error{Code: CodeInvalid, Field: under + wrong.Field, Message: wrong.Message, Remedy: "leave the field out for no limit"}
 	}
 	return nil
 }

@@ -83,6 +83,9 @@ func (r EndpointRequest) Validate() error {
 	if err := validatePorts(r.Ports); err != nil {
 		return err
 	}
+	if err := validateLimits("limits.", r.Limits); err != nil {
+		return err
+	}
 	return r.validateLabels()
 }
 
@@ -139,6 +142,8 @@ type endpointBody struct {
 	Adopted *model.Adopted `json:"carried"`
 
 	Ports []model.PortRequest `json:"ports"`
+
+	Limits model.Limits `json:"limits"`
 }
 
 // decodeEndpointRequest reads and checks the body of POST /v1/endpoints.
@@ -147,7 +152,7 @@ func decodeEndpointRequest(body io.Reader) (EndpointRequest, error) {
 	if err := decodeStrict(body, MaxRequestBytes, &b); err != nil {
 		return EndpointRequest{}, err
 	}
-	req := EndpointRequest{Name: b.Name, NetnsPath: b.NetnsPath, Intercepted: b.Intercepted, Verbs: b.Verbs, Labels: b.Labels, Device: b.Device, CNI: b.CNI, Adopted: b.Adopted, Ports: b.Ports}
+	req := EndpointRequest{Name: b.Name, NetnsPath: b.NetnsPath, Intercepted: b.Intercepted, Verbs: b.Verbs, Labels: b.Labels, Device: b.Device, CNI: b.CNI, Adopted: b.Adopted, Ports: b.Ports, Limits: b.Limits}
 	if b.Addr != "" {
 		addr, err := netip.ParseAddr(b.Addr)
 		if err != nil {

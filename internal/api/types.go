@@ -182,6 +182,8 @@ type EndpointRequest struct {
 	CNI *model.CNIAttachment `json:"cni,omitempty"`
 	// Ports of the node are to lead to it.
 	Ports []model.PortRequest `json:"ports,omitempty"`
+	// Limits hold from its first packet on; the zero value for none.
+	Limits model.Limits `json:"limits,omitzero"`
 }
 
 // Planes gives what is asked of each plane.

@@ -40,6 +40,7 @@ type config struct {
 	RuntimeConfig struct {
 		IPs          []string      `json:"ips"`
 		PortMappings []portMapping `json:"portMappings"`
+		Bandwidth    bandwidth     `json:"bandwidth"`
 	} `json:"runtimeConfig"`
 	Args struct {
 		CNI struct {
@@ -88,6 +89,36 @@ func (c config) ports() (out []model.PortRequest, err error) {
 	return out, nil
 }
 
+// bandwidth is what the container may receive and send, in bits a second, as runtimes give
+// Kubernetes' annotations kubernetes.io/ingress-bandwidth and egress-bandwidth to a plugin whose
+// configuration has the capability bandwidth. 0 is no cap. Runtimes of Kubernetes give the largest
+// bursts there are, for nobody can ask for one; Heddle's caps have none.
+type bandwidth struct {
+	IngressRate  uint64 `json:"ingressRate"`
+	IngressBurst uint64 `json:"ingressBurst"`
+	EgressRate   uint64 `json:"egressRate"`
+	EgressBurst  uint64 `json:"egressBurst"`
+}
+
+// limits gives the endpoint's. Nothing is as fast as model.MaxRate, so that a cap above is none.
+func (c config) limits() (l model.Limits, err error) {
+	for _, cap := range []struct {
+		field string
+		asked uint64
+		to    *model.Rate
+	}{{"ingressRate", c.RuntimeConfig.Bandwidth.IngressRate, &l.Ingress}, {"egressRate", c.RuntimeConfig.Bandwidth.EgressRate, &l.Egress}} {
+		r := model.Rate(cap.asked)
+		if r > model.MaxRate {
+			continue
+		}
+		if err := r.Validate(); err != nil {
+			return l, invalid("runtimeConfig.bandwidth."+cap.field, err.Error(), "give the pod's annotation a larger bandwidth, or leave it out")
+		}
+		*cap.to = r
+	}
+	return l, nil
+}
+
 // knownFields are those that a network configuration may have, the specification's first.
 var knownFields = []string{
 	"cniVersion", "name", "type", "capabilities", "args", "ipam", "dns", "runtimeConfig", "prevResult",
@@ -96,7 +127,10 @@ var knownFields = []string{
 
 // knownRuntimeFields are those of runtimeConfig; a runtime gives what the configuration's
 // capabilities name.
-var knownRuntimeFields = []string{"ips", "portMappings"}
+var knownRuntimeFields = []string{"ips", "portMappings", "bandwidth"}
+
+// knownBandwidthFields are those of runtimeConfig.bandwidth.
+var knownBandwidthFields = []string{"ingressRate", "ingressBurst", "egressRate", "egressBurst"}
 
 // parseConfig reads a configuration for ADD, CHECK and STATUS. Errors are CNI's and name the field.
 func parseConfig(stdin []byte) (config, error) {
@@ -107,11 +141,17 @@ func parseConfig(stdin []byte) (config, error) {
 	if err := refuseUnknown(stdin, "", knownFields); err != nil {
 		return c, err
 	}
-	var raw struct {
-		RuntimeConfig json.RawMessage `json:"runtimeConfig"`
-	}
-	if json.Unmarshal(stdin, &raw) == nil && len(raw.RuntimeConfig) > 0 {
-		if err := refuseUnknown(raw.RuntimeConfig, "runtimeConfig.", knownRuntimeFields); err != nil {
+	inner, under := stdin, ""
+	for _, f := range []struct {
+		name  string
+		known []string
+	}{{"runtimeConfig", knownRuntimeFields}, {"bandwidth", knownBandwidthFields}} {
+		var fields map[string]json.RawMessage
+		if json.Unmarshal(inner, &fields) != nil || len(fields[f.name]) == 0 {
+			break
+		}
+		inner, under = fields[f.name], under+f.name+"."
+		if err := refuseUnknown(inner, under, f.known); err != nil {
 			return c, err
 		}
 	}

@@ -6,7 +6,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
+
+	"heddle.dev/heddle/internal/api"
 )
 
 func conf(more string) []byte {
@@ -92,6 +95,35 @@ func TestPortMappings(t *testing.T) {
 		}
 		if !strings.Contains(got, want) || want == "" && got != "" {
 			t.Errorf("%s: %q, want %q", mapping, got, want)
+		}
+	}
+}
+
+func TestBandwidth(t *testing.T) {
+	for asked, want := range map[string]string{
+		// As containerd has annotations of 10M and 1M.
+		`{"ingressRate":10000000,"ingressBurst":4294967295,"egressRate":1000000,"egressBurst":4294967295}`: "in 10mbit out 1mbit",
+		`{"egressRate":1000000}`:             "in none out 1mbit",
+		`{"ingressBurst":4294967295}`:        "in none out none",
+		`{"ingressRate":1000000000000001}`:   "in none out none", // beyond what can be had
+		`{"ingressRate":1000}`:               "runtimeConfig.bandwidth.ingressRate: 1000 bits a second: want",
+		`{"egressRate":99999}`:               "runtimeConfig.bandwidth.egressRate: 99999",
+		`{"egressRate":-1}`:                  "runtimeConfig.bandwidth.egressRate",
+		`{"unshapedSubnets":["10.0.0.0/8"]}`: "unsupported field runtimeConfig.bandwidth.unshapedSubnets",
+	} {
+		c, err := parseConfig(conf(`,"capabilities":{"bandwidth":true},"runtimeConfig":{"bandwidth":` + asked + `}`))
+		var got string
+		if err == nil {
+			var req api.EndpointRequest
+			if req, err = request(c, &skel.CmdArgs{ContainerID: "a", IfName: "eth0", Netns: "/run/netns/a"}); err == nil {
+				got = fmt.Sprintf("in %v out %v", req.Limits.Ingress, req.Limits.Egress)
+			}
+		}
+		if err != nil {
+			got = err.Error()
+		}
+		if !strings.HasPrefix(got, want) {
+			t.Errorf("%s: %q, want %q", asked, got, want)
 		}
 	}
 }

@@ -112,6 +112,10 @@ func request(c config, args *skel.CmdArgs) (api.EndpointRequest, error) {
 	if err != nil {
 		return api.EndpointRequest{}, err
 	}
+	limits, err := c.limits()
+	if err != nil {
+		return api.EndpointRequest{}, err
+	}
 	path, err := filepath.Abs(args.Netns)
 	if err != nil {
 		return api.EndpointRequest{}, types.NewError(types.ErrInvalidNetNS, "CNI_NETNS: "+err.Error(), "")
@@ -119,7 +123,7 @@ func request(c config, args *skel.CmdArgs) (api.EndpointRequest, error) {
 	return api.EndpointRequest{
 		Name: endpointName(c.Name, args.ContainerID, args.IfName), NetnsPath: path, Intercepted: c.intercepted(),
 		Addr: addr, Labels: c.labels(pod), Device: args.IfName,
-		Adopted: adopted, CNI: &model.CNIAttachment{Network: c.Name, ContainerID: args.ContainerID}, Ports: ports,
+		Adopted: adopted, CNI: &model.CNIAttachment{Network: c.Name, ContainerID: args.ContainerID}, Ports: ports, Limits: limits,
 	}, nil
 }
 

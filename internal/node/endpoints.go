@@ -93,6 +93,9 @@ func (es *endpoints) create(ctx context.Context, req api.EndpointRequest, join j
 		Name: req.Name, Node: es.self.Name, Planes: req.Planes(),
 		NetnsPath: req.NetnsPath, Device: req.Device, Adopted: req.Adopted, CNI: req.CNI, Labels: req.Labels, Created: time.Now().UTC(),
 	}
+	if !req.Limits.IsZero() {
+		e.Limits = &req.Limits
+	}
 	var err error
 	if e.Ports, err = es.choosePorts(e, req.Ports); err != nil {
 		return model.Endpoint{}, err
@@ -166,6 +169,9 @@ func (es *endpoints) steps(ctx context.Context, e model.Endpoint, attach []step,
 		{"limits", func() error {
 			if e.Limits == nil {
 				return nil
+			}
+			if err := es.restoreLimits(); err != nil {
+				return err
 			}
 			return es.applyLimits(e)
 		}, func() error { return es.liftLimits(e) }},
@@ -524,6 +530,19 @@ func (es *endpoints) noteGroups(ctx context.Context, id model.EndpointID, groups
 // applyLimits brings the planes to the limits of e. The caller holds change.
 func (es *endpoints) applyLimits(e model.Endpoint) error {
 	return es.planes.SetLimits(e, es.limited(e))
+}
+
+// restoreLimits takes over those of an earlier agent if that has failed: what is set beside them
+// would take them away. The caller holds change.
+func (es *endpoints) restoreLimits() error {
+	if !es.faults.Has(api.FaultLimits) {
+		return nil
+	}
+	if err := es.planes.RestoreLimits(es.limited(model.Endpoint{})); err != nil {
+		return &api.Error{Code: api.CodeUnavailable, Message: "limits of an earlier agent could not be taken over: " + err.Error(),
+			Remedy: "repair that, or try again later"}
+	}
+	return nil
 }
 
 // liftLimits lifts those that e has, for an endpoint that goes. The caller holds change.

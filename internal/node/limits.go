@@ -25,11 +25,8 @@ func (li *limiter) SetLimits(ctx context.Context, name string, limits model.Limi
 	if err := api.ValidateLimits(limits); err != nil {
 		return model.Endpoint{}, err
 	}
-	if li.faults.Has(api.FaultLimits) {
-		if err := li.planes.RestoreLimits(li.endpoints.limited(model.Endpoint{})); err != nil {
-			return model.Endpoint{}, &api.Error{Code: api.CodeUnavailable, Message: "limits of an earlier agent could not be taken over: " + err.Error(),
-				Remedy: "repair that, or try again later"}
-		}
+	if err := li.endpoints.restoreLimits(); err != nil {
+		return model.Endpoint{}, err
 	}
 	e := old
 	e.Limits = nil

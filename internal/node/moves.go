@@ -49,7 +49,7 @@ func (es *endpoints) moveFor(req api.EndpointRequest, moves []model.Move) *model
 }
 
 // takeUp leases the address of a move, and gives e what comes with it: labels and limits, unless e
-// has labels of its own.
+// has some of its own.
 func (es *endpoints) takeUp(e *model.Endpoint, m model.Move) (endpoint.Lease, error) {
 	lease, err := es.leases.Adopt(e.Name, m.Addr)
 	if err != nil {
@@ -58,7 +58,9 @@ func (es *endpoints) takeUp(e *model.Endpoint, m model.Move) (endpoint.Lease, er
 	if len(e.Labels) == 0 {
 		e.Labels = m.Labels
 	}
-	e.Limits = m.Limits
+	if e.Limits == nil {
+		e.Limits = m.Limits
+	}
 	es.known.setMoved(m)
 	return lease, nil
 }

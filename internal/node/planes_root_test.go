@@ -265,6 +265,20 @@ func arrivesWithLimits(t *testing.T, a *Agent, calls *planetest.Calls) {
 	}
 	wantCalls(t, "arrive with limits and go", calls, "a limit moved", "b limit moved", "a attach moved", "b attach moved",
 		"b detach moved", "a detach moved", "a lift moved", "b lift moved")
+	// So has one that is asked for with limits. Those of an earlier agent are taken over before.
+	a.faults.Set(api.FaultLimits, "", errors.New("a test"))
+	got, err := a.CreateEndpoint(t.Context(), api.EndpointRequest{Name: "capped", NetnsPath: namespace(t, "capped"), Intercepted: true, Limits: model.Limits{Ingress: 2e6}})
+	if err != nil || got.Limits == nil || got.Limits.Ingress != 2e6 {
+		t.Errorf("made as %+v, %v", got, err)
+	}
+	if a.faults.Has(api.FaultLimits) {
+		t.Error("limits of an earlier agent were not taken over")
+	}
+	if err := a.DeleteEndpoint(t.Context(), "capped"); err != nil {
+		t.Fatal(err)
+	}
+	wantCalls(t, "be made with limits and go", calls, "a limit capped", "b limit capped", "a attach capped", "b attach capped",
+		"b detach capped", "a detach capped", "a lift capped", "b lift capped")
 }
 
 // leaveWithLimits gives c2 caps for each connection, makes an endpoint with limits and a higher id,

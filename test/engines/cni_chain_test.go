@@ -41,7 +41,7 @@ func carrier(t *testing.T, plugin string) (behind, alone map[string]*lab.CNIEngi
 		})
 		ipam := fmt.Sprintf(`"ipam":{"type":"host-local","dataDir":%q,"ranges":[[{"subnet":%q}]],"routes":[{"dst":"0.0.0.0/0"}]}`, t.TempDir(), subnetOf(node))
 		first := fmt.Sprintf(`{"type":%q,"bridge":"cni0","isGateway":true,%s}`, plugin, ipam)
-		behind[node] = lab.NewCNIEngine(t, node, "chained", first+`,{"type":"heddle-cni","socket":"SOCKET","carried":["`+otherNetwork+`"],"labels":{"net":"other"}}`)
+		behind[node] = lab.NewCNIEngine(t, node, "chained", first+`,{"type":"heddle-cni","socket":"SOCKET","capabilities":{"bandwidth":true},"carried":["`+otherNetwork+`"],"labels":{"net":"other"}}`)
 		alone[node] = lab.NewCNIEngine(t, node, "chained", first)       // of one name: it is host-local's key
 		for _, e := range []*lab.CNIEngine{behind[node], alone[node]} { // Debian's plugins speak this version
 			conf := bytes.ReplaceAll(e.List.Bytes, []byte(`"cniVersion":"1.1.0"`), []byte(`"cniVersion":"1.0.0"`))
@@ -144,6 +144,9 @@ func chained(t *testing.T, behind, alone map[string]*lab.CNIEngine) (map[string]
 	}
 	if err := n1.CNI.CheckNetworkList(t.Context(), n1.List, n1.Conf("cni-a1")); err != nil {
 		t.Errorf("check: %v", err)
+	}
+	if e := n1.Endpoint(n1.Conf("cni-a1")); e == nil || e.Limits == nil || e.Limits.Egress != 1e9 {
+		t.Errorf("limits of %+v, want the cap that was asked for", e)
 	}
 	name := func(id string) string { return "chained/cni-" + id + "/eth0" }
 	awaitKnown(t, "n1", addrs["a2"])

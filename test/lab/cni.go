@@ -93,10 +93,12 @@ const CNIPlugin = `{"type":"heddle-cni","socket":"SOCKET","capabilities":{"ips":
 // Client is one of the node's agent.
 func (e *CNIEngine) Client() *api.Client { return api.Dial(APISocket(e.Node)) }
 
-// Conf is the attachment of container id.
+// Conf is the attachment of container id. Where the network has the capability it asks for a cap of
+// what it sends, 1 Gbit/s.
 func (e *CNIEngine) Conf(id string) *libcni.RuntimeConf {
 	return &libcni.RuntimeConf{ContainerID: id, NetNS: netns.Path(Name + "-" + id), IfName: "eth0",
-		Args: [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", "shop"}, {"K8S_POD_NAME", id}}}
+		CapabilityArgs: map[string]any{"bandwidth": map[string]any{"egressRate": 1000000000, "egressBurst": 4294967295}},
+		Args:           [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", "shop"}, {"K8S_POD_NAME", id}}}
 }
 
 // Sandbox makes container id's network namespace; it goes, and the attachment before, with the

@@ -187,12 +187,20 @@ func (s *awayStore) DeleteEndpoint(ctx context.Context, node string, id model.En
 // addresses until it has heard of it, from this agent or the next.
 func deletesWithoutStore(t *testing.T, cfg Config, calls *planetest.Calls) {
 	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	a, err := Start(ctx, cfg) // it does not run: nothing but this test uses its store
-	if err != nil {
-		t.Fatal(err)
+	start := func() (a *Agent, end func()) {
+		ctx, cancel := context.WithCancel(t.Context())
+		a, err := Start(ctx, cfg) // it does not run: nothing but this test uses its store
+		if err != nil {
+			t.Fatal(err)
+		}
+		return a, func() {
+			cancel()
+			if err := a.Close(); err != nil {
+				t.Error(err)
+			}
+		}
 	}
+	a, end := start()
 	s := &awayStore{Store: a.store, away: true}
 	a.store = s
 	held := map[netip.Addr]bool{}
@@ -233,13 +241,10 @@ func deletesWithoutStore(t *testing.T, cfg Config, calls *planetest.Calls) {
 	if err := a.DeleteEndpoint(t.Context(), "d4"); err != nil {
 		t.Fatal(err)
 	}
-	cancel()
-	if err := a.Close(); err != nil {
-		t.Fatal(err)
-	}
-	a, stop := startAgent(t, cfg)
+	end()
+	a, end = start()
 	wantEndpoints("with the next agent", a.store, 0)
-	stop()
+	end()
 }
 
 // arrivesWithLimits: an endpoint that has migrated here with limits has them before its network, and

@@ -121,6 +121,14 @@ func startAgent(t *testing.T, cfg Config) (a *Agent, stop func()) {
 }
 
 func agentOfThreePlanes(t *testing.T) {
+	// The names of its namespaces are in this mount namespace alone: a run that is killed leaves none.
+	names := filepath.Dir(netns.Path("c1"))
+	if err := os.MkdirAll(names, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("names", names, "tmpfs", 0, "mode=755"); err != nil {
+		t.Fatal(err)
+	}
 	var calls planetest.Calls
 	var planes []*planetest.Miniature
 	cfg := nodeConfig(t, &calls, func(opened ...*planetest.Miniature) { planes = opened })

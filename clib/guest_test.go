@@ -42,7 +42,7 @@ func runLanes(t *testing.T, program string, args ...string) string {
 func TestLanes(t *testing.T) {
 	program := lanes(t)
 	for _, args := range [][]string{
-		{"memory"}, {"edges"}, {"peeks"}, {"closed"}, {"random", "1", "20000000"}, {"random", "2", "20000000"}, {"random", "3", "20000000"},
+		{"memory"}, {"edges"}, {"peeks"}, {"torn-peeks"}, {"closed"}, {"random", "1", "20000000"}, {"random", "2", "20000000"}, {"random", "3", "20000000"},
 		{"hostile", "1"}, {"hostile", "2"}, {"hostile", "3"}, {"hostile", "4"}, {"hostile", "5"}, {"hostile", "6"},
 	} {
 		t.Run(strings.Join(args, " "), func(t *testing.T) {

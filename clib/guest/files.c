@@ -12,9 +12,11 @@
 
 #include "guest/queues.h"
 
-#ifndef TCP_ULP
-#define TCP_ULP 31 /* that older headers lack */
-#endif
+/* TLS by the kernel, which older headers lack: TLS_TX and TLS_RX, from which on it encrypts. TCP_ULP
+ * does nothing yet, and OpenSSL asks for it whether or not it will use it. */
+#define SOL_TLS 282
+#define TLS_TX  1
+#define TLS_RX  2
 
 PUBLIC int connect(int fd, const struct sockaddr *to, socklen_t length)
 {
@@ -205,8 +207,8 @@ PUBLIC int setsockopt(int fd, int level, int name, const void *value, socklen_t 
 	if (!by_queues && level == SOL_SOCKET && name == SO_RCVLOWAT && length >= sizeof(int) &&
 	    *(const int *)value > 1 && handing_over(fd))
 		return (int)result(-EBUSY);
-	/* From here on the kernel encrypts what the program sends, and that alone. */
-	if (level == IPPROTO_TCP && name == TCP_ULP && handing_over(fd))
+	/* From here on the kernel encrypts what goes by TCP, and that alone. */
+	if (level == SOL_TLS && (name == TLS_TX || name == TLS_RX) && handing_over(fd))
 		return (int)result(-EBUSY);
 	return PLAIN(setsockopt, SYS_setsockopt, fd, level, name, value, length);
 }

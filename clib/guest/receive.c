@@ -296,42 +296,50 @@ static long from_tcp(struct connection *c, int fd, struct buffers *b, int flags)
 
 #define BELLS_PEEKED 256 /* that may lie before TCP's bytes when these are looked at */
 
-/* Whether a look sees all that there is, and what comes next: no more than one end of an epoch lies
- * before it. */
+/* How many ends of an epoch lie ahead of the reader, and how many bytes of the stream before the
+ * first. Read once: a hostile writer changes it after it was checked. */
+static uint64_t ends_ahead(struct connection *c, uint64_t *left)
+{
+	uint64_t ahead = writers_epoch(c) - c->sides->in.epoch;
+
+	*left = left_of_epoch(c);
+	return ahead;
+}
+
+/* Whether a look sees all that there is, and what comes next. */
 static bool sees_all(struct connection *c)
 {
-	struct direction *d = &c->sides->in;
-	uint64_t ahead = writers_epoch(c) - d->epoch;
+	uint64_t left, ahead = ends_ahead(c, &left);
 
-	return !ahead || (ahead == 1 && (!(d->epoch & 1) || left_of_epoch(c) <= BELLS_PEEKED));
+	return !ahead || (ahead == 1 && (!(c->sides->in.epoch & 1) || left <= BELLS_PEEKED));
 }
 
 /* Looks beyond the end of the reader's epoch, of which r bytes have been seen. */
 static long look_on(struct connection *c, int fd, const struct buffers *b, long r, int flags)
 {
-	struct direction *d = &c->sides->in;
 	char bells[BELLS_PEEKED];
-	struct iovec list[NATIVE_LIST] = {{bells, left_of_epoch(c)}};
+	struct iovec list[NATIVE_LIST] = {{bells, 0}};
 	struct msghdr m = {.msg_iov = list};
 	struct buffers rest = *b;
-	long more;
+	uint64_t left;
 
-	if (writers_epoch(c) == d->epoch || !sees_all(c) || flags & MSG_TRUNC)
+	if (ends_ahead(c, &left) != 1 || flags & MSG_TRUNC)
 		return 0;
 	skip(&rest, (size_t)r);
-	if (!(d->epoch & 1))
-		return left_of_epoch(c) == (uint64_t)r ? look(c, &rest, flags) : 0;
-	if (available(c) != r)
+	if (!(c->sides->in.epoch & 1))
+		return left == (uint64_t)r ? look(c, &rest, flags) : 0;
+	if (left > BELLS_PEEKED || available(c) != r)
 		return 0;
+	list[0].iov_len = left;
 	m.msg_iovlen = 1 + rest_of(&rest, list + 1, NATIVE_LIST - 1, rest.left);
-	more = call(SYS_recvmsg, fd, &m, MSG_PEEK | MSG_DONTWAIT) - (long)list[0].iov_len;
-	return more;
+	return call(SYS_recvmsg, fd, &m, MSG_PEEK | MSG_DONTWAIT) - (long)left;
 }
 
 /* Waits a little for more than a look has seen. False: there will be no more, or the program's
  * time, of which it takes some, is over. */
 static bool more_comes(struct connection *c, int fd, long *micros)
 {
+	struct timespec millisecond = {0, 1000000};
 	struct pollfd end = {fd, POLLRDHUP, 0};
 	struct {
 		long seconds, micros;
@@ -341,7 +349,7 @@ static bool more_comes(struct connection *c, int fd, long *micros)
 
 	if (*micros == 0 && !failed(call(SYS_getsockopt, fd, SOL_SOCKET, SO_RCVTIMEO, &limit, &length)))
 		*micros = limit.seconds * 1000000 + limit.micros ?: LONG_MAX;
-	UNDONE(r = call(SYS_ppoll, &end, 1UL, &(struct timespec){0, 1000000}, NULL, 8UL), .c = c);
+	UNDONE(r = PLAIN(ppoll, SYS_ppoll, &end, 1UL, &millisecond, NULL), .c = c);
 	*micros -= 1000;
 	return r == 0 && *micros > 0 && sees_all(c);
 }

@@ -66,6 +66,7 @@ static bool own_table(void)
 		atomic_store(page, pid);
 		forget_thread();
 		queue_forked();
+		atomic_store(&forks, 0);
 		stay_all(true);
 		leave_all();
 	}
@@ -188,16 +189,21 @@ static bool worth_it(struct entry *e)
  * dropped: the child has the socket alone. */
 static void answered(struct entry *e, uint32_t kind)
 {
-	uint32_t asking = ASKING;
+	struct connection *c = kind == ATTACHED ? atomic_load(&e->connection) : NULL;
+	uint32_t asking = ASKING, forked = FORKED;
 
+	if (c)
+		atomic_fetch_add(&c->users, 1); /* another thread may close it as soon as it is attached */
 	if (atomic_compare_exchange_strong(&e->kind, &asking, kind)) {
-		if (kind == ATTACHED)
-			attached(atomic_load(&e->connection));
-		return;
+		if (c)
+			attached(c);
+	} else {
+		if (c)
+			unuse(c);
+		atomic_compare_exchange_strong(&e->kind, &forked, OTHER);
 	}
-	if (kind == ATTACHED)
-		unuse(atomic_load(&e->connection));
-	atomic_store_explicit(&e->kind, OTHER, memory_order_release);
+	if (c)
+		unuse(c);
 }
 
 /* Asks, unless another thread does, or is in a call. A handler of a signal that came meanwhile

@@ -1,6 +1,6 @@
 /* The lanes of clib/guest without its interposed calls: one process at each end of a connection,
  * which sends and receives at random, or one that writes nonsense where its peer reads.
- * lanes memory | edges | peeks | closed | random SEED BYTES | hostile SEED
+ * lanes memory | edges | peeks | torn-peeks | closed | random SEED BYTES | hostile SEED
  *       | bench BYTES CHUNK lanes|tcp.
  * Prints "ok", what it measured, or what is wrong. */
 
@@ -326,6 +326,50 @@ static int under_attack(uint64_t seed)
 	return 0;
 }
 
+/* A peer that changes where its epoch ended while the reader looks at it: no more of TCP's bytes
+ * come than there was room made for. */
+static int torn_peeks(void)
+{
+	size_t size = 1 << 16;
+	char *buffer = malloc(size);
+	int fds[2], memory = make_memory(), status;
+	struct lane *to;
+	struct one *o;
+	pid_t child;
+
+	connected_pair(fds);
+	o = start(fds[0], 0, memory, 0);
+	to = &o->c->lanes->lane[1];
+	atomic_store(&to->epoch, 1);
+	atomic_store(&to->produced, 1);
+	child = fork();
+	if (!child) {
+		for (size_t n = 0; n < size / 2;)
+			n += (size_t)send(fds[1], buffer, size / 4, 0);
+		atomic_store(&to->ended[1].stream, 1);
+		for (;;) {
+			atomic_store(&to->epoch, 2);
+			atomic_store(&to->ended[1].stream, size / 4);
+			atomic_store(&to->ended[1].stream, 1);
+		}
+	}
+	while (atomic_load(&to->epoch) != 2)
+		sched_yield();
+	for (int i = 0; i < 200000; i++) {
+		struct iovec list = {buffer, size};
+		struct buffers b;
+		long r;
+
+		buffers_of(&b, &list, 1);
+		r = lanes_receive(o->c, o->fd, &b, MSG_DONTWAIT | MSG_PEEK);
+		CHECK(r <= (long)size && r >= -4095);
+	}
+	kill(child, SIGKILL);
+	CHECK(waitpid(child, &status, 0) == child);
+	free(buffer);
+	return 0;
+}
+
 /* Memory that somebody could take away is not used. */
 static int bad_memory(void)
 {
@@ -597,6 +641,8 @@ int main(int argc, char **argv)
 		r = edges();
 	else if (argc == 2 && !strcmp(argv[1], "peeks"))
 		r = peeks();
+	else if (argc == 2 && !strcmp(argv[1], "torn-peeks"))
+		r = torn_peeks();
 	else if (argc == 2 && !strcmp(argv[1], "closed"))
 		r = closed_in_order();
 	else if (argc == 5 && !strcmp(argv[1], "bench"))

@@ -151,6 +151,9 @@ type Endpoint struct {
 	Addrs []netip.Addr `json:"addrs"`
 	// NetnsPath names the container's network namespace on its node.
 	NetnsPath string `json:"netns_path"`
+	// Netns says which namespace NetnsPath led to when the endpoint was made, where the path may
+	// lead to another one since: that of a process. The zero NetnsIdentity: nobody has looked.
+	Netns NetnsIdentity `json:"netns,omitzero"`
 	// Device is the name of its device in that namespace; "" is eth0.
 	Device string `json:"device,omitempty"`
 	// Adopted says that device and address are those of another network, which carries what is not
@@ -168,6 +171,14 @@ type Endpoint struct {
 	Created time.Time `json:"created"`
 	// Planes has a record for each plane.
 	Planes EndpointPlanes `json:"planes"`
+}
+
+// NetnsIdentity tells a network namespace from all that there are or have been on a machine.
+type NetnsIdentity struct {
+	// Boot is the kernel's name for the time since the machine was started (boot_id).
+	Boot string `json:"boot"`
+	// Cookie is the kernel's number for the namespace, which it gives once in that time.
+	Cookie uint64 `json:"cookie"`
 }
 
 // Adopted describes another network that an endpoint has its device and address of.

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -146,6 +147,31 @@ func inodeOf(ns *os.File) (uint64, error) {
 		return 0, fmt.Errorf("network namespace %s: %w", ns.Name(), err)
 	}
 	return st.Ino, nil
+}
+
+// bootID is where the kernel says which start of the machine this is.
+const bootID = "/proc/sys/kernel/random/boot_id"
+
+// IdentifyNetns says which network namespace is at path: the node's own, too.
+func IdentifyNetns(path string) (is model.NetnsIdentity, err error) {
+	ns, err := netns.Open(path)
+	if errors.Is(err, netns.ErrNone) {
+		return is, fmt.Errorf("%w: %w", ErrNoContainer, err)
+	}
+	if err != nil {
+		return is, err
+	}
+	defer ns.Close()
+	boot, err := os.ReadFile(bootID)
+	if err != nil {
+		return is, fmt.Errorf("boot id: %w", err)
+	}
+	is.Boot = strings.TrimSpace(string(boot))
+	err = netns.Visit(ns, func() error {
+		is.Cookie, err = sysctl.NetnsCookie()
+		return err
+	})
+	return is, err
 }
 
 // CheckNetns reports if the file at path is no network namespace, or is not there.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
@@ -191,6 +192,35 @@ func (at *attachments) checkNetns(path string) error {
 		Message: fmt.Sprintf("network namespace %s has an endpoint already: %s", path, owner.Name),
 		Remedy:  "a network namespace can have one endpoint; delete that one first: heddle endpoints delete " + owner.Name}
 }
+
+// ofProcesses begins the paths that lead to a process's network namespace, and to another's once
+// its number has been given again: containerd's nerdctl and ctr have such.
+const ofProcesses = "/proc/"
+
+// identify says which network namespace is at path, if that may be another later although nobody
+// has changed the path.
+func identify(path string) (model.NetnsIdentity, error) {
+	if !strings.HasPrefix(path, ofProcesses) {
+		return model.NetnsIdentity{}, nil
+	}
+	return netcfg.IdentifyNetns(path)
+}
+
+// checkSame reports, as netcfg.ErrNoContainer, that the path of e's network namespace leads to
+// another one by now.
+func checkSame(e model.Endpoint) error {
+	if e.Netns == (model.NetnsIdentity{}) { // an earlier build made it, or the path is its own
+		return nil
+	}
+	now, err := netcfg.IdentifyNetns(e.NetnsPath)
+	if err == nil && now != e.Netns {
+		err = fmt.Errorf("%w: %s is another network namespace's by now", netcfg.ErrNoContainer, e.NetnsPath)
+	}
+	return err
+}
+
+// alive reports if the network namespace of e's container is gone.
+func alive(e model.Endpoint) error { return errors.Join(netcfg.CheckNetns(e.NetnsPath), checkSame(e)) }
 
 // resolve finds the endpoint whose containers name it in their seccomp profile.
 func (at *attachments) resolve(metadata string, _ specs.ContainerProcessState) (model.EndpointID, error) {

@@ -56,6 +56,10 @@ func (es *endpoints) CreateEndpoint(ctx context.Context, req api.EndpointRequest
 				Remedy: "change them: heddle endpoints label " + req.Name + " KEY=VALUE... KEY-..."}
 		}
 		// The namespace may have been made anew under the same path.
+		have, err := es.renew(ctx, have)
+		if err != nil {
+			return have, err
+		}
 		return have, es.attachments.attach(have)
 	}
 	if err := es.attachments.checkNetns(req.NetnsPath); err != nil {
@@ -68,6 +72,24 @@ func (es *endpoints) CreateEndpoint(ctx context.Context, req api.EndpointRequest
 		steps: func(e model.Endpoint) []step { return es.attachments.attachSteps(e, new(netcfg.EndpointDevice)) },
 		ahead: es.attachments.makeAhead,
 	})
+}
+
+// renew notes which network namespace is at the path of an endpoint that is asked for again. The
+// caller holds change.
+func (es *endpoints) renew(ctx context.Context, e model.Endpoint) (model.Endpoint, error) {
+	now, err := identify(e.NetnsPath)
+	if err != nil || now == e.Netns {
+		return e, err
+	}
+	e.Netns = now
+	ctx, cancel := context.WithTimeout(ctx, storeAnswers)
+	defer cancel()
+	if err := es.store.PutEndpoint(ctx, e); err != nil {
+		return e, storeError(err)
+	}
+	es.known.add(e)
+	es.saveEndpoint(e.ID)
+	return e, nil
 }
 
 // joining is how a new endpoint gets its network.
@@ -97,6 +119,9 @@ func (es *endpoints) create(ctx context.Context, req api.EndpointRequest, join j
 		e.Limits = &req.Limits
 	}
 	var err error
+	if e.Netns, err = identify(e.NetnsPath); err != nil {
+		return model.Endpoint{}, err
+	}
 	if e.Ports, err = es.choosePorts(e, req.Ports); err != nil {
 		return model.Endpoint{}, err
 	}

@@ -186,9 +186,9 @@ func register(ctx context.Context, s store.Store, r record, want model.Node, log
 
 // adopt gives the store back the endpoints of r that it has lost whose containers live on, and
 // returns them. Others are refused: the containers keep running, without a network.
-func adopt(ctx context.Context, s store.Store, r record, state store.State, alive func(netnsPath string) error, log *slog.Logger) (adopted []model.Endpoint) {
+func adopt(ctx context.Context, s store.Store, r record, state store.State, alive func(model.Endpoint) error, log *slog.Logger) (adopted []model.Endpoint) {
 	for _, e := range r.lost(state) {
-		if alive(e.NetnsPath) != nil {
+		if alive(e) != nil {
 			continue // it ended while no agent ran
 		}
 		if err := giveBack(ctx, s, r, e); err != nil {

@@ -207,8 +207,8 @@ func TestAdopt(t *testing.T) {
 	r := record{Node: "n1", Endpoints: []model.Endpoint{lives, ended, outside, sameID, sameName}}
 	s := &memory{state: store.State{Endpoints: model.EndpointsOf(endpointOf(10, "x", "10.244.1.7"), endpointOf(12, "new", "10.244.1.8"),
 		model.Endpoint{ID: 7, Name: "lives", Node: "n2"})}} // another node's
-	alive := func(path string) error {
-		if path == ended.NetnsPath {
+	alive := func(e model.Endpoint) error {
+		if e.Name == ended.Name {
 			return errors.New("gone")
 		}
 		return nil

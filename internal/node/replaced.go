@@ -8,7 +8,6 @@ import (
 	"slices"
 
 	"heddle.dev/heddle/internal/model"
-	"heddle.dev/heddle/internal/netcfg"
 	"heddle.dev/heddle/internal/policy"
 	"heddle.dev/heddle/internal/store"
 )
@@ -123,7 +122,7 @@ func (rc *recovery) rejoin(ctx context.Context, state store.State) error {
 		return fmt.Errorf("give stack profiles back to a store that lost them: %w", err)
 	}
 	r := record{Node: rc.self.Name, Endpoints: rc.known.all(), Moves: rc.known.moves()}
-	adopted := adopt(ctx, rc.store, r, state, netcfg.CheckNetns, rc.log)
+	adopted := adopt(ctx, rc.store, r, state, alive, rc.log)
 	rc.log.Warn("the store had lost this node; joined again", "endpoints", len(adopted))
 	return nil
 }

@@ -49,7 +49,7 @@ func (rs *restorer) restore(ctx context.Context) error {
 	defer rs.endpoints.change.Unlock()
 	mine := slices.Clone(state.Endpoints.Of(rs.self.Name))
 	rs.leaveMoved(state)
-	mine = append(mine, adopt(ctx, rs.store, rs.record, state, netcfg.CheckNetns, rs.log)...)
+	mine = append(mine, adopt(ctx, rs.store, rs.record, state, alive, rs.log)...)
 	if rs.endpoints.leases, err = rs.restoreLeases(mine, state.Moves); err != nil {
 		return err
 	}
@@ -106,7 +106,7 @@ func (rs *restorer) restore(ctx context.Context) error {
 // leaves to finish to look at that. It reports false for one that has to be taken over first.
 func (rs *restorer) recall(e model.Endpoint) bool {
 	inode, err := netcfg.NetnsInode(e.NetnsPath)
-	if err != nil || rs.stacker.hasProfile(e.ID) || !rs.planes.Recall(e, inode) {
+	if err != nil || checkSame(e) != nil || rs.stacker.hasProfile(e.ID) || !rs.planes.Recall(e, inode) {
 		return false
 	}
 	if err := rs.attachments.setNetns(e.ID, inode); err != nil {
@@ -209,25 +209,42 @@ func (rs *restorer) restoreLeases(mine []model.Endpoint, moves []model.Move) (*e
 // whose container is gone is removed. Another that cannot be attached may work as the earlier agent
 // left it: it stays, as a fault, and repair tries it again. The caller holds change.
 func (rs *restorer) takeOver(e model.Endpoint) (kept bool) {
-	err := rs.attachments.attach(e)
+	err := checkSame(e)
+	if err == nil {
+		err = rs.attachments.attach(e)
+	}
 	if err == nil {
 		rs.known.add(e)
 		return true
 	}
 	if errors.Is(err, netcfg.ErrNoContainer) {
 		rs.log.Warn("endpoint's container is gone; removing the endpoint", "endpoint", e.Name, "err", err)
-		if err = rs.endpoints.detach(e); err == nil {
+		gone := e
+		gone.NetnsPath = "" // what is there now is somebody else's
+		if err = rs.endpoints.detach(gone); err == nil {
 			return false
 		}
-	} else if inode, bad := netcfg.NetnsInode(e.NetnsPath); bad == nil {
-		// Its sockets are answered all the same.
-		err = errors.Join(err, rs.attachments.setNetns(e.ID, inode))
+	} else {
+		err = errors.Join(err, rs.answer(e))
 	}
 	if rs.faults.Set(api.FaultEndpoint, e.Name, err) {
 		rs.log.Error("endpoint not restored; will try again", "reason", api.FaultEndpoint, "endpoint", e.Name, "err", err)
 	}
 	rs.known.add(e)
 	return true
+}
+
+// answer has the sockets of an endpoint answered that cannot be attached, unless its network
+// namespace is known to be another endpoint's: that one's are.
+func (rs *restorer) answer(e model.Endpoint) error {
+	inode, err := netcfg.NetnsInode(e.NetnsPath)
+	if err != nil {
+		return nil
+	}
+	if other, taken := rs.known.inNetns(inode); taken && other.ID != e.ID {
+		return fmt.Errorf("%s is the network namespace of endpoint %s", e.NetnsPath, other.Name)
+	}
+	return rs.attachments.setNetns(e.ID, inode)
 }
 
 // repair tries again what was at fault when the agent started, until all is well.

@@ -6,14 +6,17 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"heddle.dev/heddle/internal/endpoint"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
 	"heddle.dev/heddle/internal/netns"
@@ -21,7 +24,9 @@ import (
 	"heddle.dev/heddle/internal/plane/tcp/datapath"
 	"heddle.dev/heddle/internal/plane/tcp/names"
 	"heddle.dev/heddle/internal/stack"
+	"heddle.dev/heddle/internal/store"
 	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/internal/trap"
 )
 
 // openDatapath loads the programs for a node that has nothing but a BPF file system and a cgroup.
@@ -207,5 +212,111 @@ func TestRecalledFirst(t *testing.T) {
 	cancel()
 	if err := a.restorer.finish(ended); err != nil || a.restorer.left != nil { // else it has no planes
 		t.Errorf("left are %v, %v", a.restorer.left, err)
+	}
+}
+
+// leftPlane is a plane that notes where the containers were of endpoints that it detaches.
+type leftPlane struct {
+	plane.Plane
+	paths *[]string
+}
+
+func (leftPlane) Name() string                                { return "left" }
+func (leftPlane) SetStack(model.Endpoint, stack.Choice) error { return nil }
+
+func (l leftPlane) Detach(e model.Endpoint) error {
+	*l.paths = append(*l.paths, e.NetnsPath)
+	return nil
+}
+
+// forgetful is a store that endpoints are deleted from.
+type forgetful struct {
+	store.Store
+	deleted []model.EndpointID
+}
+
+func (f *forgetful) DeleteEndpoint(_ context.Context, _ string, id model.EndpointID) error {
+	f.deleted = append(f.deleted, id)
+	return nil
+}
+
+// TestNetnsOfAnother: an endpoint whose container's process has ended is removed although another
+// process has its number, and its path leads to that one's namespace. Nothing is done there, and an
+// endpoint that is there stays.
+func TestNetnsOfAnother(t *testing.T) {
+	testutil.NeedRoot(t, "makes network namespaces")
+	path := make(map[string]string) // to the namespace of a process
+	for _, name := range []string{"was", "now"} {
+		space := fmt.Sprintf("hdt-%d-%s", os.Getpid(), name)
+		testutil.NoError(t, netns.Create(space))
+		t.Cleanup(func() { testutil.NoError(t, netns.Delete(space)) })
+		process := exec.Command("sleep", "infinity")
+		testutil.NoError(t, netns.Start(netns.Path(space), process))
+		t.Cleanup(func() { _ = process.Process.Kill(); _ = process.Wait() })
+		path[name] = fmt.Sprintf("/proc/%d/ns/net", process.Process.Pid)
+	}
+	was, err := netcfg.IdentifyNetns(path["was"])
+	testutil.NoError(t, err)
+	now, err := netcfg.IdentifyNetns(path["now"])
+	testutil.NoError(t, err)
+	inode, err := netcfg.NetnsInode(path["now"])
+	testutil.NoError(t, err)
+	if id, err := identify(path["now"]); err != nil || id != now || now == was || now.Boot == "" {
+		t.Errorf("identified as %+v, %v, want %+v", id, err, now)
+	}
+	if id, err := identify(netns.Path("hdt")); err != nil || id != (model.NetnsIdentity{}) {
+		t.Errorf("a path that is a namespace's own is identified as %+v, %v", id, err)
+	}
+	earlier := now
+	earlier.Boot = "00000000-0000-0000-0000-000000000000"
+	for _, c := range []struct {
+		name, path string
+		netns      model.NetnsIdentity
+		stays      bool
+	}{
+		{"another namespace", path["now"], was, false},
+		{"the machine was started again", path["now"], earlier, false},
+		{"a process of the node's", "/proc/self/ns/net", was, false},
+		{"an earlier build made it", path["now"], model.NetnsIdentity{}, true}, // a fault
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var left []string
+			s := &forgetful{}
+			h := recordingHost(t.TempDir())
+			h.store, h.planes, h.traps = s, plane.Set{leftPlane{paths: &left}}, trap.New()
+			h.stacker, h.enforcer = newStacker("n1", newAway(func() {}), &h.faults, h.log), newEnforcer(h.planes, "n1", nil, netip.Prefix{}, h.log)
+			h.stacker.planes = h.planes
+			a := compose(h)
+			var err error
+			a.leases, err = endpoint.New(endpoint.Config{Node: "n1", Prefixes: h.self.Prefixes, Busy: func(model.EndpointID) bool { return false }})
+			testutil.NoError(t, err)
+			lives, e := endpointOf(1, "lives", "10.244.1.2"), endpointOf(2, "ended", "10.244.1.3")
+			e.NetnsPath, e.Netns = c.path, c.netns
+			h.known.add(lives)
+			h.known.setNetns(lives.ID, inode)
+			if a.restorer.recall(e) && !c.stays {
+				t.Error("recalled")
+			}
+			// In a namespace of the test's own, where no node is set up.
+			testutil.NoError(t, netns.OnDiscardedThread(func() error {
+				if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+					return err
+				}
+				if kept := a.restorer.takeOver(e); kept != c.stays {
+					t.Errorf("kept: %v; faults %+v", kept, h.faults.List())
+				}
+				return nil
+			}))
+			if in, ok := h.known.inNetns(inode); !ok || in.ID != lives.ID {
+				t.Errorf("in the namespace is %+v, %v", in, ok)
+			}
+			if c.stays {
+				if f := h.faults.List(); len(f) != 1 || !strings.Contains(f[0].Error, "namespace of endpoint lives") {
+					t.Errorf("faults %+v", f)
+				}
+			} else if !slices.Equal(s.deleted, []model.EndpointID{e.ID}) || !slices.Equal(left, []string{""}) {
+				t.Errorf("deleted %v, left %q", s.deleted, left)
+			}
+		})
 	}
 }

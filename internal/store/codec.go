@@ -20,6 +20,7 @@ import (
 const (
 	maxValueBytes = 64 << 10
 	maxNetnsPath  = 4096
+	maxBootID     = 64
 	maxLabels     = 64
 	maxLabelKey   = 317
 	maxLabelValue = 256
@@ -271,6 +272,9 @@ func validateEndpoint(e model.Endpoint) error {
 	}
 	if len(e.NetnsPath) > maxNetnsPath || e.NetnsPath != "" && !isAbsolutePath(e.NetnsPath) {
 		return wrap(fmt.Errorf("netns_path %.40q: want an absolute path", e.NetnsPath))
+	}
+	if len(e.Netns.Boot) > maxBootID || !isPrintable(e.Netns.Boot) {
+		return wrap(fmt.Errorf("netns: boot %.40q: want at most %d printable bytes", e.Netns.Boot, maxBootID))
 	}
 	if err := model.ValidateDevice(e.Device); err != nil {
 		return wrap(fmt.Errorf("device %w", err))

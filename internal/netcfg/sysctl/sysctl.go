@@ -100,7 +100,7 @@ var nodes struct {
 // OfNode gives those of the calling thread's network namespace, which is the node's. They are
 // not to be closed.
 func OfNode() (*Namespace, error) {
-	cookie, err := netnsCookie()
+	cookie, err := NetnsCookie()
 	if err != nil {
 		return nil, err
 	}
@@ -118,8 +118,9 @@ func OfNode() (*Namespace, error) {
 	return opened, nil
 }
 
-// netnsCookie gives the number of the calling thread's network namespace.
-func netnsCookie() (uint64, error) {
+// NetnsCookie gives the number of the calling thread's network namespace, which no other has, or
+// gets, until the machine starts again.
+func NetnsCookie() (uint64, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return 0, fmt.Errorf("socket: %w", err)

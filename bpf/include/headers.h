@@ -68,6 +68,7 @@ struct icmphdr_ {
 #define TCP_FLAG_ACK_ 0x10
 
 #define PACKET_HOST_      0 /* skb->pkt_type: to this host's hardware address */
+#define PACKET_MULTICAST_ 2 /* to many stations */
 #define ETH_P_ARP         0x0806
 #define ETH_P_8021Q       0x8100
 #define ETH_P_8021AD      0x88a8

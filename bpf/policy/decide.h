@@ -10,6 +10,7 @@
 #include "include/address.h"
 #include "include/config.h"
 #include "include/count.h"
+#include "include/headers.h"
 #include "include/maps.h"
 #include "include/mirror.h"
 
@@ -134,7 +135,10 @@ static __noinline __u32 decide_flow(const struct flow *flow)
 }
 
 /* The packet is not let through. Rejected, it goes on to nftables, which answers its sender by a
- * RST or an ICMP error. */
+ * RST or an ICMP error. In case somebody has flushed nftables it goes on as one that was sent to
+ * many stations: the kernel forwards none of these, gives none to a TCP socket, and takes none of
+ * IPv4 from an endpoint's device (drop_unicast_in_l2_multicast, which netcfg sets). Heddle's rule
+ * makes it an ordinary one again before it answers. */
 static __always_inline int stop(struct __sk_buff *skb, __u32 verdict)
 {
 	if (verdict == VERDICT_DROP) {
@@ -142,6 +146,7 @@ static __always_inline int stop(struct __sk_buff *skb, __u32 verdict)
 		return TC_ACT_SHOT;
 	}
 	count(REASON_DROP_POLICY_REJECTED);
+	bpf_skb_change_type(skb, PACKET_MULTICAST_);
 	barrier(); /* the compiler must not write the mark through a moved context pointer */
 	skb->mark = config_reject_mark;
 	return TC_ACT_OK;

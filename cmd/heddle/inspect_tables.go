@@ -188,6 +188,9 @@ func statusTable(st nodeStatus, now time.Time) *table {
 	for _, f := range st.Faults {
 		t.row("FAULT", faultText(f))
 	}
+	for _, m := range st.Mended {
+		t.row("mended", mendedText(m))
+	}
 	t.row("payload", fmt.Sprintf("%s sent, %s received, %d segments sent again", byteCount(tr.BytesSent), byteCount(tr.BytesReceived), tr.Retransmits))
 	if e := st.Flows.Export; e != nil {
 		t.row("flow export", fmt.Sprintf("%s: %d sent; lost: %s", e.Endpoint, e.Sent, failures(e.Lost)))
@@ -233,6 +236,15 @@ func faultText(f api.Fault) string {
 		of = " of " + f.Endpoint
 	}
 	return fmt.Sprintf("%s%s since %s: %s", f.Reason, of, f.Since.UTC().Format(time.RFC3339), f.Error)
+}
+
+// mendedText says what was put back, and who had taken it away.
+func mendedText(m api.Mended) string {
+	by := ""
+	if m.By != "" {
+		by = " after changes by " + m.By
+	}
+	return fmt.Sprintf("%s: put back %d times, last at %s%s: gone was %s", m.What, m.Times, m.Last.UTC().Format(time.RFC3339), by, m.Gone)
 }
 
 // shownPaths is how many of the paths that are not used status lists; --output json has all.

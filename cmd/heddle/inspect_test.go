@@ -75,6 +75,8 @@ func inspectStatus(node string) api.Status {
 			Faults: []string{"policy x: member \"until\": held closed"}},
 		Faults: []api.Fault{{Reason: api.FaultEndpoint, Endpoint: node + "/c2", Error: "no room", Since: inspectNow},
 			{Reason: api.FaultLimits, Error: "no device", Since: inspectNow}},
+		Mended: []api.Mended{{What: api.MendedFirewall, Times: 2, Last: inspectNow, Gone: "the table", By: "nft (process 4711)"},
+			{What: api.MendedRouting, Times: 1, Last: inspectNow, Gone: "rule IPv4: fwmark 0x48640001 lookup 18532"}},
 		Counters: api.CountersOf(names.Reasons, func(i int) uint64 { return counts[i] }),
 		Features: []api.Check{{Name: "bpf_btf", Status: api.CheckOK}, {Name: "bpf_lsm", Status: api.CheckDegraded}},
 	}

@@ -25,10 +25,14 @@ const (
 	// FaultKey: other nodes' agents have not said for a minute that they accept the node's next key
 	// of encryption.
 	FaultKey FaultReason = "key_not_changed"
+	// FaultFirewall: Heddle's nftables table is gone or changed, and could not be written again.
+	FaultFirewall FaultReason = "firewall_not_restored"
+	// FaultRouting: so with the node's routing rules and routes.
+	FaultRouting FaultReason = "routing_not_restored"
 )
 
 // FaultReasons lists them.
-var FaultReasons = []FaultReason{FaultEndpoint, FaultLimits, FaultLimitsTighter, FaultStack, FaultExport, FaultKey}
+var FaultReasons = []FaultReason{FaultEndpoint, FaultLimits, FaultLimitsTighter, FaultStack, FaultExport, FaultKey, FaultFirewall, FaultRouting}
 
 // Fault is something on this node that is not as it should be. The agent tries it again until it
 // is.
@@ -39,4 +43,41 @@ type Fault struct {
 	// Error is what the last try met.
 	Error string    `json:"error"`
 	Since time.Time `json:"since"`
+}
+
+// MendedThing is a part of the node's network that the agent puts back when others take it away.
+type MendedThing string
+
+// Such parts: Heddle's nftables table; its routing rules, and routes.
+const (
+	MendedFirewall MendedThing = "nftables"
+	MendedRouting  MendedThing = "routing"
+)
+
+// Reason gives the name of the reason by which it is counted.
+func (t MendedThing) Reason() string {
+	if t == MendedFirewall {
+		return "mend_firewall"
+	}
+	return "mend_routing"
+}
+
+// Fault gives what is said while it cannot be put back.
+func (t MendedThing) Fault() FaultReason {
+	if t == MendedFirewall {
+		return FaultFirewall
+	}
+	return FaultRouting
+}
+
+// Mended says that something was put back since the agent's start.
+type Mended struct {
+	What MendedThing `json:"what"`
+	// Times is how often, Last when last; the rest is of that time.
+	Times uint64    `json:"times"`
+	Last  time.Time `json:"last"`
+	// Gone is what was not there.
+	Gone string `json:"gone"`
+	// By is the process that had changed rules of nftables before; "" if that is not known.
+	By string `json:"by,omitempty"`
 }

@@ -247,6 +247,8 @@ type Status struct {
 	Counters []Counter `json:"counters"`
 	// Faults are what is not as it should be on this node, and is tried again.
 	Faults []Fault `json:"faults,omitempty"`
+	// Mended is what others have taken away of the node's network, and the agent has put back.
+	Mended []Mended `json:"mended,omitempty"`
 	// FaultReasons are those that there may be, for the metrics.
 	FaultReasons []FaultReason `json:"-"`
 	// Features are the outcomes of the probes that the agent ran at its start.

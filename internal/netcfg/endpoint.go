@@ -382,6 +382,11 @@ func readyHostSide(host netlink.Link, cfg EndpointConfig) error {
 	if err != nil {
 		return err
 	}
+	// What policy rejects is marked so, and gets no further if nftables does not answer it: see
+	// stop() in bpf/policy/decide.h.
+	if err := n.Set(sysctl.Setting{Path: "ipv4/conf/" + name + "/drop_unicast_in_l2_multicast", Value: "1"}); err != nil {
+		return err
+	}
 	if err := ready6(n, name, cfg.Addrs); err != nil || !hasIPv6(cfg.Addrs) {
 		return err
 	}

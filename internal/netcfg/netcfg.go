@@ -8,8 +8,8 @@
 // hardware addresses (devices), by the routing protocol number (routes, rules) and by the table's
 // name (nftables); nothing else is changed or removed.
 //
-// The package keeps no state and takes no locks. Callers serialise calls that change the same node
-// or the same endpoint; internal/node's reconciler does.
+// The package keeps no state and takes no locks, but for NodeDevices.Firewall. Callers serialise
+// calls that change the same node or the same endpoint; internal/node's reconciler does.
 package netcfg
 
 import (
@@ -77,7 +77,7 @@ type NodeConfig struct {
 	DirectPorts model.PortRange
 	// Stores are where the nodes' store answers: containers are refused there.
 	Stores []netip.AddrPort
-	// Published are the ports that led to containers before; SetPublished changes them.
+	// Published are the ports that led to containers before; Firewall.SetPublished changes them.
 	Published []firewall.Published
 	// Table is the routing table that Mark selects; it holds nothing but Heddle's routes.
 	Table int
@@ -110,8 +110,8 @@ type NodeDevices struct {
 	// Prefixes are the node's own prefixes, and Gateways the node's address in each.
 	Prefixes []netip.Prefix
 	Gateways []netip.Addr
-	// Mark is NodeConfig.Mark.
-	Mark uint32
+	// Firewall is the node's nftables table.
+	Firewall *firewall.Rules
 }
 
 // hasInner reports whether Underlay is an inner address.

@@ -58,12 +58,14 @@ func SetupNode(cfg NodeConfig) (NodeDevices, error) {
 	if err != nil {
 		return NodeDevices{}, err
 	}
+	var rules *firewall.Rules
 	steps := []func() error{
 		func() error { return setNodeRoutes(h, cfg) },
 		func() error { return setRule(h, cfg) },
 		func() error { return setForwarding(h, cfg, outer) },
-		func() error {
-			return firewall.Set(cfg.firewall(), divert.Attrs().Index, underlay.Attrs().Index, known, movedHere(routes))
+		func() (err error) {
+			rules, err = firewall.Set(cfg.firewall(), divert.Attrs().Index, underlay.Attrs().Index, known, movedHere(routes))
+			return err
 		},
 	}
 	for _, step := range steps {
@@ -87,7 +89,7 @@ func SetupNode(cfg NodeConfig) (NodeDevices, error) {
 		OverlayMTU:      overlay.Attrs().MTU,
 		Prefixes:        cfg.Prefixes,
 		Gateways:        gateways(cfg.Prefixes),
-		Mark:            cfg.Mark,
+		Firewall:        rules,
 	}, nil
 }
 
@@ -318,14 +320,7 @@ func setNodeRoutes(h *netlink.Handle, cfg NodeConfig) error {
 		return err
 	}
 	want := map[routeKey]bool{}
-	// The same for mirror addresses, which must never follow the default route.
-	unreachable := append([]netip.Prefix{model.MirrorRange}, cfg.Prefixes...)
-	if cfg.hasInner() {
-		// Nor may what is for a node that is not reached.
-		unreachable = append(unreachable, cfg.Pool...)
-	}
-	for _, p := range unreachable {
-		r := route{table: unix.RT_TABLE_MAIN, dst: p, kind: unix.RTN_UNREACHABLE}
+	for _, r := range cfg.unreachable() {
 		want[r.key()] = true
 		if err := ensureRoute(h, have, r); err != nil {
 			return err
@@ -341,6 +336,20 @@ func setNodeRoutes(h *netlink.Handle, cfg NodeConfig) error {
 		}
 		return false
 	})
+}
+
+// unreachable gives the routes of setNodeRoutes.
+func (c NodeConfig) unreachable() (out []route) {
+	// The same for mirror addresses, which must never follow the default route.
+	prefixes := append([]netip.Prefix{model.MirrorRange}, c.Prefixes...)
+	if c.hasInner() {
+		// Nor may what is for a node that is not reached.
+		prefixes = append(prefixes, c.Pool...)
+	}
+	for _, p := range prefixes {
+		out = append(out, route{table: unix.RT_TABLE_MAIN, dst: p, kind: unix.RTN_UNREACHABLE})
+	}
+	return out
 }
 
 // setForwarding lets the node route between its containers, the overlay and the outside.

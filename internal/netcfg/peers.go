@@ -5,13 +5,13 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
-	"heddle.dev/heddle/internal/netcfg/firewall"
 	"heddle.dev/heddle/internal/netcfg/netdev"
 	"heddle.dev/heddle/internal/netcfg/rtnl"
 )
@@ -49,8 +49,8 @@ func (o *Overlay) Set(nodes []model.Node) error {
 	defer h.Close()
 	// Neighbours before routes, so that the first packet along a new route finds them.
 	return errors.Join(invalid,
-		firewall.SetKnownNodes(want.forwarding),
-		firewall.SetMoved(want.moved, o.devs.Mark),
+		o.devs.Firewall.SetKnownNodes(want.forwarding),
+		o.devs.Firewall.SetMoved(want.moved),
 		setForwardingEntries(h, o.devs.OverlayIfindex, want.forwarding),
 		setNeighbours(h, o.devs.OverlayIfindex, want.neighbours),
 		setPeerRoutes(h, o.devs.OverlayIfindex, want.routes))
@@ -77,11 +77,20 @@ func (o *Overlay) Change(before, now []model.Node) error {
 	defer h.Close()
 	overlay := o.devs.OverlayIfindex
 	return errors.Join(invalid,
-		firewall.ChangeKnownNodes(have.forwarding, want.forwarding),
+		o.devs.Firewall.ChangeKnownNodes(have.forwarding, want.forwarding),
 		setEntries(h, "forwarding entry", have.forwarding, want.forwarding, forwardingEntry(overlay)),
 		setEntries(h, "neighbour", have.neighbours, want.neighbours, neighbourEntry(overlay)),
-		firewall.ChangeMoved(have.moved, want.moved, o.devs.Mark),
+		o.changeMoved(have.moved, want.moved),
 		changeRoutes(h, overlay, have.routes, want.routes))
+}
+
+// changeMoved brings the addresses that have moved here to want, if this node is one of those that
+// have changed.
+func (o *Overlay) changeMoved(have, want []netip.Addr) error {
+	if slices.Equal(have, want) {
+		return nil
+	}
+	return o.devs.Firewall.SetMoved(want)
 }
 
 // desired gives the state for the usable ones of some nodes, which are in use from then on, and an

@@ -9,7 +9,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"heddle.dev/heddle/internal/netcfg/firewall"
 	"heddle.dev/heddle/internal/netcfg/rtnl"
 	"heddle.dev/heddle/internal/netns"
 	"heddle.dev/heddle/internal/testutil"
@@ -32,8 +31,9 @@ ip route add default via 192.168.50.2`)
 	cfg := nodeConfig(0)
 	plain := cfg
 	cfg.Outer, cfg.Underlay, cfg.Inner = cfg.Underlay, inner, netip.MustParsePrefix("100.72.0.0/16")
-	in(t, node, func() error {
-		devs, err := SetupNode(cfg)
+	var devs NodeDevices
+	in(t, node, func() (err error) {
+		devs, err = SetupNode(cfg)
 		if err == nil && (!devs.Encrypted() || devs.OverlayMTU != 1370 || devs.VTEPMAC != VTEPMAC(cfg.Outer)) {
 			t.Errorf("devices %+v", devs)
 		}
@@ -41,7 +41,7 @@ ip route add default via 192.168.50.2`)
 	})
 	dropped := func() (n uint64) {
 		in(t, node, func() error {
-			counts, err := firewall.GuardCounts()
+			counts, err := devs.Firewall.GuardCounts()
 			n = counts["drop_plain"]
 			return err
 		})

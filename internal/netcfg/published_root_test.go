@@ -18,13 +18,13 @@ import (
 func TestPublished(t *testing.T) {
 	top, cfgs := whole(t)
 	before := dumpState(t, top.node[0])
-	node := firewall.Publishing{Underlay: nodeConfig(0).Underlay, Gateways: top.devs[0].Gateways}
+	underlay := nodeConfig(0).Underlay
 	server, _ := serve(t, cfgs[0].NetnsPath, c1, nil)
-	at := netip.AddrPortFrom(node.Underlay, 8080)
+	at := netip.AddrPortFrom(underlay, 8080)
 	ports := []firewall.Published{{PublishedPort: model.PublishedPort{HostPort: 8080, Port: server.Port(), Protocol: model.PortTCP}, To: cfgs[0].Addrs}}
 	set := func(ports []firewall.Published) {
 		t.Helper()
-		in(t, top.node[0], func() error { return firewall.SetPublished(ports, node) })
+		in(t, top.node[0], func() error { return top.devs[0].Firewall.SetPublished(ports) })
 	}
 	reached := func(at netip.AddrPort, want error) {
 		t.Helper()
@@ -53,7 +53,7 @@ func TestPublished(t *testing.T) {
 	cfg := nodeConfig(0)
 	cfg.Published = ports // as the next agent knows them
 	in(t, top.node[0], func() (err error) {
-		_, err = SetupNode(cfg)
+		top.devs[0], err = SetupNode(cfg)
 		return err
 	})
 	sameState(t, top.node[0], "set up again", after)
@@ -62,7 +62,7 @@ func TestPublished(t *testing.T) {
 	ports[0].HostAddr = netip.MustParseAddr("127.0.0.1")
 	set(ports)
 	reached(at, unix.ECONNREFUSED)
-	ports[0].HostAddr = node.Underlay
+	ports[0].HostAddr = underlay
 	set(ports)
 	reached(at, nil)
 	set(nil)

@@ -297,15 +297,25 @@ func ruleFamilies(prefixes []netip.Prefix) []int {
 	return families
 }
 
-// setRule makes "fwmark Mark lookup Table pref RulePref" the only rule that is Heddle's.
+// rules gives the node's rules: "fwmark Mark lookup Table pref RulePref".
+func (c NodeConfig) rules() (out []*netlink.Rule) {
+	for _, family := range ruleFamilies(c.Prefixes) {
+		r := netlink.NewRule()
+		r.Family, r.Mark, r.Table, r.Priority, r.Protocol = family, c.Mark, c.Table, c.RulePref, routeProtocol
+		out = append(out, r)
+	}
+	return out
+}
+
+// setRule makes the node's rules the only ones that are Heddle's.
 func setRule(h *netlink.Handle, cfg NodeConfig) error {
-	missing := map[int]bool{}
-	for _, f := range ruleFamilies(cfg.Prefixes) {
-		missing[f] = true
+	missing := map[int]*netlink.Rule{} // by family
+	for _, r := range cfg.rules() {
+		missing[r.Family] = r
 	}
 	err := eachOwnRule(h, func(r netlink.Rule) error {
-		if missing[r.Family] && r.Mark == cfg.Mark && r.Table == cfg.Table && r.Priority == cfg.RulePref {
-			missing[r.Family] = false
+		if missing[r.Family] != nil && r.Mark == cfg.Mark && r.Table == cfg.Table && r.Priority == cfg.RulePref {
+			delete(missing, r.Family)
 			return nil
 		}
 		return deleteRule(h, r)
@@ -313,12 +323,7 @@ func setRule(h *netlink.Handle, cfg NodeConfig) error {
 	if err != nil {
 		return err
 	}
-	for family, add := range missing {
-		if !add {
-			continue
-		}
-		r := netlink.NewRule()
-		r.Family, r.Mark, r.Table, r.Priority, r.Protocol = family, cfg.Mark, cfg.Table, cfg.RulePref, routeProtocol
+	for _, r := range missing {
 		if err := h.RuleAdd(r); err != nil && !errors.Is(err, unix.EEXIST) {
 			return fmt.Errorf("add rule fwmark %#x lookup %d: %w", cfg.Mark, cfg.Table, err)
 		}

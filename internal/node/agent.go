@@ -49,6 +49,7 @@ type Agent struct {
 	recovery    *recovery
 	restorer    *restorer
 	topology    *topology
+	mender      *mender
 
 	calls    *serving     // of trapped calls, begun by Start
 	listener net.Listener // of the API; Run serves it
@@ -60,7 +61,7 @@ func compose(h *host) *Agent {
 	at := &attachments{host: h, adopted: make(map[model.EndpointID]adopted)}
 	es := &endpoints{host: h, attachments: at, halfDone: make(map[string]halfDone)}
 	li, mg, ms, rc := &limiter{h, es}, &migration{h, es}, &membership{host: h}, &recovery{h, es}
-	tp := &topology{host: h, endpoints: es, limiter: li, membership: ms, migration: mg, recovery: rc}
+	tp := &topology{host: h, endpoints: es, limiter: li, membership: ms, migration: mg, recovery: rc, damaged: make(chan struct{}, 1)}
 	fl, ps, pe := newFlows(h), &policies{h}, &peers{host: h}
 	h.setGroups, h.observe = es.noteGroups, fl.observe
 	return &Agent{
@@ -68,7 +69,7 @@ func compose(h *host) *Agent {
 		docker: &docker{
 			host: h, attachments: at, endpoints: es, reserved: make(map[netip.Addr]model.EndpointID), asked: make(chan struct{}, 1),
 		},
-		attachments: at, recovery: rc, restorer: &restorer{host: h, attachments: at, endpoints: es, migration: mg, topology: tp}, topology: tp,
+		attachments: at, recovery: rc, restorer: &restorer{host: h, attachments: at, endpoints: es, migration: mg, topology: tp}, topology: tp, mender: &mender{h, tp.damaged},
 	}
 }
 
@@ -182,12 +183,12 @@ func (a *Agent) setupKernel() (err error) {
 	if a.cfg.inner().IsValid() {
 		outer = a.cfg.Underlay
 	}
-	a.devices, err = netcfg.SetupNode(netcfg.NodeConfig{
+	a.wanted = netcfg.NodeConfig{
 		Underlay: a.self.Underlay, Outer: outer, Inner: a.cfg.inner(), Translated: a.cfg.translates(), Prefixes: model.WithOverlay6(a.prefix6, a.self.Prefixes), Pool: a.pools(),
 		VNI: a.network.VNI, VXLANPort: a.network.VXLANPort, DirectPorts: a.self.Planes.TCP.DirectPorts,
 		Mark: model.Mark, OverlayMark: model.OverlayMark, DropMark: model.DropMark, RejectMark: model.RejectMark, Table: model.Table, RulePref: rulePref, Stores: a.stores, Published: publishedOf(a.record.Endpoints, nil),
-	})
-	if err != nil {
+	}
+	if a.devices, err = netcfg.SetupNode(a.wanted); err != nil {
 		return fmt.Errorf("set up node devices: %w", err)
 	}
 	a.topology.overlay = netcfg.NewOverlay(a.devices, a.self.Name)
@@ -227,6 +228,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	wg.Go(func() { a.endpoints.followHalfDone(ctx) })
 	wg.Go(func() { a.membership.followMembers(ctx) })
 	wg.Go(func() { a.keepKeys.run(ctx) })
+	wg.Go(func() { a.mender.run(ctx) })
 	wg.Go(func() { a.flows.runExport(ctx) })
 	serve("topology", func() error { return a.topology.followTopology(ctx, states, locals) })
 	serve("trapped calls", func() error { return a.calls.wait(ctx) })

@@ -12,7 +12,6 @@ import (
 	"heddle.dev/heddle/internal/dockernet"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
-	"heddle.dev/heddle/internal/netcfg/firewall"
 )
 
 // attachments brings endpoints' devices, network namespaces and planes together. Whoever holds
@@ -129,7 +128,7 @@ func (at *attachments) setAdopted() error {
 	for _, x := range at.adopted {
 		addrs = append(addrs, x.addr)
 	}
-	return firewall.SetAdopted(addrs, model.Mark, at.stores)
+	return at.devices.Firewall.SetAdopted(addrs)
 }
 
 // leaveStaleDevices detaches the programs from devices of other networks whose endpoints an earlier

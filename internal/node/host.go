@@ -32,6 +32,7 @@ type host struct {
 	prefix6 netip.Prefix // the network's, if this node can have IPv6 addresses
 	ipv6    api.IPv6
 	self    model.Node
+	wanted  netcfg.NodeConfig // what the node's network is to be
 	devices netcfg.NodeDevices
 	stores  []netip.AddrPort // what containers are kept from
 	planes  plane.Set        // TCP's first
@@ -50,6 +51,7 @@ type host struct {
 	encryption encryption
 	view       view
 	faults     faults
+	mended     mended
 }
 
 // checkHost finds what would make a later step fail, before anything outside this process is

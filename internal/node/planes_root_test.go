@@ -151,6 +151,7 @@ func agentOfThreePlanes(t *testing.T) {
 	}
 	wantCalls(t, "limit one, make what is there again, twice", &calls, "a limit c1", "b limit c1", "a attach c2", "b attach c2", "a attach c2", "b attach c2")
 	arrivesWithLimits(t, agent, &calls)
+	putsBack(t, agent)
 
 	// A second agent takes over what the first left.
 	stop()
@@ -253,6 +254,39 @@ func deletesWithoutStore(t *testing.T, cfg Config, calls *planetest.Calls) {
 	a, end = start()
 	wantEndpoints("with the next agent", a.store, 0)
 	end()
+}
+
+// putsBack: what somebody takes of the node's nftables and routing is put back, told and counted,
+// and what others do with theirs is not.
+func putsBack(t *testing.T, a *Agent) {
+	t.Helper()
+	run := func(command string) string {
+		t.Helper()
+		out, err := exec.Command("sh", "-c", command).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%s: %v\n%s", command, err, out)
+		}
+		return string(out)
+	}
+	const state = "nft -s list table inet heddle; ip rule; ip -6 rule; ip route show type unreachable; ip -6 route show type unreachable"
+	want := run(state)
+	for times, damage := range []string{
+		"nft flush ruleset; ip route flush type unreachable; ip rule del pref " + strconv.Itoa(rulePref) + "; ip -6 rule del pref " + strconv.Itoa(rulePref) + " || true",
+		"nft add table inet others; nft flush table inet heddle; ip rule del pref " + strconv.Itoa(rulePref),
+	} {
+		run(damage)
+		testutil.Eventually(t, damage+" to be mended", func() (bool, string) {
+			st, err := a.Status(t.Context())
+			counted := uint64(0)
+			for _, c := range st.Counters {
+				if c.Name == "mend_firewall" || c.Name == "mend_routing" {
+					counted += c.Value
+				}
+			}
+			mended := len(st.Mended) == 2 && st.Mended[0].Times == uint64(times+1) && strings.HasPrefix(st.Mended[0].By, "nft (process ") && st.Mended[1].Times >= uint64(times+1)
+			return err == nil && mended && counted == st.Mended[0].Times+st.Mended[1].Times && len(st.Faults) == 0 && run(state) == want, fmt.Sprintf("%+v, %v, %d\n%s", st.Mended, err, counted, run(state))
+		})
+	}
 }
 
 // arrivesWithLimits: an endpoint that has migrated here with limits has them before its network, and

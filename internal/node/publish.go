@@ -52,11 +52,7 @@ func (es *endpoints) SetPorts(ctx context.Context, name string, requests []model
 // publish brings the node to the published ports of its endpoints, e as it is here. The caller
 // holds change.
 func (es *endpoints) publish(e model.Endpoint) error {
-	return firewall.SetPublished(publishedOf(es.known.all(), &e), es.publishing())
-}
-
-func (h *host) publishing() firewall.Publishing {
-	return firewall.Publishing{Underlay: h.self.Underlay, Gateways: h.devices.Gateways}
+	return es.devices.Firewall.SetPublished(publishedOf(es.known.all(), &e))
 }
 
 // publishedOf gives the published ports of endpoints, changed, if there is one, in place of what is

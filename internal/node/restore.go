@@ -12,7 +12,6 @@ import (
 	"heddle.dev/heddle/internal/endpoint"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
-	"heddle.dev/heddle/internal/netcfg/firewall"
 	"heddle.dev/heddle/internal/store"
 )
 
@@ -89,7 +88,7 @@ func (rs *restorer) restore(ctx context.Context) error {
 	}
 	rs.attachments.routes = nil
 	rs.saveAll()
-	if err := firewall.SetPublished(publishedOf(rs.known.all(), nil), rs.publishing()); err != nil {
+	if err := rs.devices.Firewall.SetPublished(publishedOf(rs.known.all(), nil)); err != nil {
 		return err
 	}
 	if err := rs.keepEndpoints(keep); err != nil {

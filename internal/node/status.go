@@ -9,7 +9,6 @@ import (
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
-	"heddle.dev/heddle/internal/netcfg/firewall"
 )
 
 // storeProbe bounds the question whether the store answers.
@@ -51,6 +50,7 @@ func (rp *reports) Status(ctx context.Context) (api.Status, error) {
 		Counters:     counters,
 		Features:     rp.cfg.Features,
 		Faults:       rp.faults.List(),
+		Mended:       rp.mended.list(),
 		FaultReasons: slices.Concat(api.FaultReasons, rp.planes.Declares().Faults),
 	}
 	return st, rp.planes.FillStatus(ctx, &st)
@@ -66,18 +66,19 @@ func (rp *reports) underlay() api.Underlay {
 	return u
 }
 
-// counters gives the planes' counters, with what nftables counted.
+// counters gives the planes' counters, with what nftables counted and what was mended.
 func (rp *reports) counters() ([]api.Counter, error) {
 	counters, err := rp.planes.Counters()
 	if err != nil {
 		return nil, err
 	}
-	guards, err := firewall.GuardCounts()
+	guards, err := rp.devices.Firewall.GuardCounts()
 	if err != nil {
 		return nil, err
 	}
+	mended := rp.mended.counts()
 	for i := range counters {
-		counters[i].Value += guards[counters[i].Name]
+		counters[i].Value += guards[counters[i].Name] + mended[counters[i].Name]
 	}
 	return counters, nil
 }

@@ -28,6 +28,7 @@ type topology struct {
 
 	overlay *netcfg.Overlay
 	applied appliedTopology
+	damaged chan struct{} // somebody takes routes away that are not his
 }
 
 // followTopology applies each state of the network that the store reports, and tries again what
@@ -62,6 +63,8 @@ func (tp *topology) followTopology(ctx context.Context, states <-chan store.Stat
 			}
 			continue
 		case <-tp.stacker.asked:
+		case <-tp.damaged:
+			tp.applied.compared, tp.applied.stale = time.Time{}, true
 		case <-ctx.Done():
 			return nil
 		}

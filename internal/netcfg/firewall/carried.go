@@ -25,64 +25,51 @@ const (
 // delivered locally by whatever device they come: such sockets' connections that are not direct. It
 // keeps whoever sends from them from stores. No addrs take chains and set away, so that they cost
 // nothing where there is none.
-func SetAdopted(addrs []netip.Addr, mark uint32, stores []netip.AddrPort) error {
-	c, err := nftables.New()
-	if err != nil {
-		return fmt.Errorf("open nftables: %w", err)
+func (t *Rules) SetAdopted(addrs []netip.Addr) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	addrs = slices.DeleteFunc(slices.Clone(addrs), netip.Addr.Is6)
+	slices.SortFunc(addrs, netip.Addr.Compare)
+	if slices.Equal(t.adopted, addrs) {
+		return nil
 	}
-	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: Table}
-	have, err := c.ListChainsOfTableFamily(nftables.TableFamilyINet)
-	if err != nil {
-		return fmt.Errorf("list nftables chains: %w", err)
-	}
-	set := &nftables.Set{Table: table, Name: adoptedSet, KeyType: nftables.TypeIPAddr}
-	there := false
-	for _, x := range have {
-		if x.Table.Name == Table && (x.Name == adoptedChain || x.Name == adoptedGuard) {
-			there = true
-			c.FlushChain(x)
-			c.DelChain(x)
+	had := len(t.adopted) > 0
+	t.adopted = addrs
+	return t.write(func(r ruleset) error {
+		if had {
+			r.remove(adoptedChain)
+			if model.ProtectStore.On() {
+				r.remove(adoptedGuard)
+			}
+			r.c.DelSet(&nftables.Set{Table: r.table, Name: adoptedSet})
 		}
-	}
-	if there {
-		c.DelSet(set)
-	}
-	var elements []nftables.SetElement
-	for _, a := range addrs {
-		if a.Is4() {
-			elements = append(elements, nftables.SetElement{Key: a.AsSlice()})
-		}
-	}
-	if len(elements) > 0 {
-		if err := c.AddSet(set, elements); err != nil {
-			return fmt.Errorf("nftables set %s: %w", adoptedSet, err)
-		}
-		addAdopted(c, table, set, mark, stores)
-	}
-	if err := c.Flush(); err != nil {
-		return fmt.Errorf("set nftables chain %s: %w", adoptedChain, err)
-	}
-	return nil
+		return r.addAdopted(addrs)
+	})
 }
 
-func addAdopted(c *nftables.Conn, table *nftables.Table, set *nftables.Set, mark uint32, stores []netip.AddrPort) {
-	chain := c.AddChain(&nftables.Chain{Name: adoptedChain, Table: table, Type: nftables.ChainTypeFilter,
-		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRef(deliverPriority)})
-	c.AddRule(&nftables.Rule{
-		Table: table, Chain: chain, Exprs: maybeDivertExprs(set, mark),
-		UserData: comment("maybe for a node socket that holds an address of another network"),
-	})
+// addAdopted adds chains and set, unless there are no addresses.
+func (r ruleset) addAdopted(addrs []netip.Addr) error {
+	if len(addrs) == 0 {
+		return nil
+	}
+	set := &nftables.Set{Table: r.table, Name: adoptedSet, KeyType: nftables.TypeIPAddr}
+	var elements []nftables.SetElement
+	for _, a := range addrs {
+		elements = append(elements, nftables.SetElement{Key: a.AsSlice()})
+	}
+	if err := r.c.AddSet(set, elements); err != nil {
+		return fmt.Errorf("nftables set %s: %w", adoptedSet, err)
+	}
+	chain := r.base(adoptedChain, nftables.ChainTypeFilter, nftables.ChainHookPrerouting, deliverPriority)
+	r.rule(chain, "maybe for a node socket that holds an address of another network", maybeDivertExprs(set, r.cfg.Mark))
 	if !model.ProtectStore.On() {
-		return
+		return nil
 	}
-	guard := c.AddChain(&nftables.Chain{Name: adoptedGuard, Table: table, Type: nftables.ChainTypeFilter,
-		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRaw})
-	for _, at := range stores {
-		c.AddRule(&nftables.Rule{
-			Table: table, Chain: guard, Exprs: append(inSet(set, source), refuseStoreExprs(at)...),
-			UserData: comment("the store is not for containers"),
-		})
+	guard := r.base(adoptedGuard, nftables.ChainTypeFilter, nftables.ChainHookPrerouting, *nftables.ChainPriorityRaw)
+	for _, at := range r.cfg.Stores {
+		r.rule(guard, "the store is not for containers", inSet(set, source), refuseStoreExprs(at))
 	}
+	return nil
 }
 
 // inSet is "ip saddr @set" or "ip daddr @set", or the same of ip6.

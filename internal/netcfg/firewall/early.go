@@ -153,6 +153,11 @@ func (r ruleset) untrackDirect(chain *nftables.Chain, which side) {
 // addRejected adds the chain that answers what policy rejects.
 func (r ruleset) addRejected() {
 	chain := r.chain(rejectedChain)
+	// The programs marked it as sent to many stations, which the kernel answers by nothing, so that
+	// it gets nowhere without this chain.
+	r.rule(chain, "it was sent to this node alone", []expr.Any{
+		&expr.Immediate{Register: 1, Data: []byte{unix.PACKET_HOST}},
+		&expr.Meta{Key: expr.MetaKeyPKTTYPE, Register: 1, SourceRegister: true}})
 	r.rule(chain, "TCP that policy rejects", []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.IPPROTO_TCP}},

@@ -2,7 +2,7 @@
 // not tracked, delivered locally, rejected or refused, which nodes the overlay is accepted from,
 // and which ports lead to containers. It owns everything in that table, and looks at the tables of
 // others without changing them. Every function works on the network namespace of the calling
-// thread; callers serialise calls.
+// thread. Rules have a lock; other calls their callers serialise.
 package firewall
 
 import (
@@ -73,56 +73,26 @@ func (r ruleset) chain(name string) *nftables.Chain {
 	return r.c.AddChain(&nftables.Chain{Name: name, Table: r.table})
 }
 
+// remove removes a chain with its rules.
+func (r ruleset) remove(name string) {
+	chain := &nftables.Chain{Name: name, Table: r.table}
+	r.c.FlushChain(chain)
+	r.c.DelChain(chain)
+}
+
 // rule adds a rule of the expressions of parts at the end of chain.
 func (r ruleset) rule(chain *nftables.Chain, why string, parts ...[]expr.Any) {
 	r.c.AddRule(&nftables.Rule{Table: r.table, Chain: chain, Exprs: slices.Concat(parts...), UserData: comment(why)})
 }
 
-// Set replaces Heddle's nftables table by what cfg needs, in one transaction: there is no moment
-// without it, and connections under translation keep theirs; chains of an earlier version go with
-// its table. divert is the index of netdev.Divert, underlay that of the underlay's device, nodes
-// are those from which the overlay is accepted, and moved the addresses that have moved to this
-// node, until SetMoved says otherwise.
-//
-// Every packet of the node passes the base chains, so there is one a hook and priority, and the
-// first rules let go what nothing is to be done about: decision 0007 counts what that costs.
-func Set(cfg Config, divert, underlay int, nodes, moved []netip.Addr) error {
-	counts, err := GuardCounts()
-	if err != nil {
-		return err
-	}
-	c, err := nftables.New()
-	if err != nil {
-		return fmt.Errorf("open nftables: %w", err)
-	}
-	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: Table}
-	c.AddTable(table) // so that there is one to delete
-	c.DelTable(table)
-	c.AddTable(table)
-	r := ruleset{c, table, cfg}
-	if err := r.addGuards(nodes, counts); err != nil {
-		return err
-	}
-	r.addEarly(divert, underlay)
-	r.addPlainOut(underlay)
-	r.addTranslated()
-	r.addDeliver()
+// addOutside adds the chain that has containers reach the outside.
+func (r ruleset) addOutside() {
 	outside := r.base("outside", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, *nftables.ChainPriorityNATSource)
 	// The whole pool, not the node's prefixes: an endpoint that came from another node has its
 	// address of there.
-	for _, p := range cfg.Pool {
-		r.rule(outside, "containers reach the outside with the node's address", masqueradeExprs(p, cfg.Pool))
+	for _, p := range r.cfg.Pool {
+		r.rule(outside, "containers reach the outside with the node's address", masqueradeExprs(p, r.cfg.Pool))
 	}
-	if err := addMoved(c, table, moved, cfg.Mark); err != nil {
-		return err
-	}
-	if err := r.addPublished(cfg.Published); err != nil {
-		return err
-	}
-	if err := c.Flush(); err != nil {
-		return fmt.Errorf("set nftables table %s: %w", Table, err)
-	}
-	return nil
 }
 
 // Delete deletes Heddle's nftables table, and reports whether there was one.
@@ -131,7 +101,7 @@ func Delete() (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("open nftables: %w", err)
 	}
-	c.DelTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: Table})
+	c.DelTable(heddleTable())
 	err = c.Flush()
 	if errors.Is(err, unix.ENOENT) {
 		return false, nil

@@ -35,10 +35,8 @@ const (
 // known ones; counts is what the guards of an earlier table had counted. The guards come after
 // fragments were put together, which connection tracking does.
 func (r ruleset) addGuards(nodes []netip.Addr, counts map[string]uint64) error {
-	set := &nftables.Set{Table: r.table, Name: knownNodes, KeyType: nftables.TypeIPAddr}
-	if r.cfg.VTEP.Is6() {
-		set.KeyType = nftables.TypeIP6Addr
-	}
+	set := r.cfg.nodeSet()
+	set.Table = r.table
 	if err := r.c.AddSet(set, nodeElements(r.cfg.VTEP, nodes)); err != nil {
 		return fmt.Errorf("nftables set %s: %w", knownNodes, err)
 	}
@@ -163,36 +161,40 @@ func nodeElements(underlay netip.Addr, nodes []netip.Addr) []nftables.SetElement
 	return out
 }
 
-// SetKnownNodes makes nodes, and no others, those from which the overlay is accepted.
-func SetKnownNodes(nodes map[string]netip.Addr) error {
-	c, set, err := openKnownNodes()
-	if err != nil {
-		return err
-	}
-	elements, err := c.GetSetElements(set)
-	if err != nil {
-		return fmt.Errorf("nftables set %s: %w", knownNodes, err)
-	}
-	have := map[netip.Addr]bool{}
-	for _, e := range elements {
-		if a, ok := netip.AddrFromSlice(e.Key); ok {
-			have[a] = true
+// SetKnownNodes makes nodes, and no others, those from which the overlay is accepted. It compares
+// them with what the kernel has.
+func (t *Rules) SetKnownNodes(nodes map[string]netip.Addr) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.nodes = addrSet(nodes)
+	return t.write(func(r ruleset) error {
+		elements, err := r.c.GetSetElements(t.cfg.nodeSet())
+		if err != nil {
+			return fmt.Errorf("nftables set %s: %w", knownNodes, err)
 		}
-	}
-	return writeKnownNodes(c, set, have, addrSet(nodes))
+		have := map[netip.Addr]bool{}
+		for _, e := range elements {
+			if a, ok := netip.AddrFromSlice(e.Key); ok {
+				have[a] = true
+			}
+		}
+		return t.changeNodes(r.c, have, t.nodes)
+	})
 }
 
-// ChangeKnownNodes is SetKnownNodes for a set that has the nodes have.
-func ChangeKnownNodes(have, want map[string]netip.Addr) error {
+// ChangeKnownNodes is SetKnownNodes for some nodes, which were have.
+func (t *Rules) ChangeKnownNodes(have, want map[string]netip.Addr) error {
 	before, now := addrSet(have), addrSet(want)
 	if maps.Equal(before, now) {
 		return nil
 	}
-	c, set, err := openKnownNodes()
-	if err != nil {
-		return err
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for a := range before {
+		delete(t.nodes, a)
 	}
-	return writeKnownNodes(c, set, before, now)
+	maps.Copy(t.nodes, now)
+	return t.write(func(r ruleset) error { return t.changeNodes(r.c, before, now) })
 }
 
 func addrSet(nodes map[string]netip.Addr) map[netip.Addr]bool {
@@ -203,67 +205,63 @@ func addrSet(nodes map[string]netip.Addr) map[netip.Addr]bool {
 	return out
 }
 
-func openKnownNodes() (*nftables.Conn, *nftables.Set, error) {
-	c, err := nftables.New()
-	if err != nil {
-		return nil, nil, fmt.Errorf("open nftables: %w", err)
-	}
-	set, err := c.GetSetByName(&nftables.Table{Family: nftables.TableFamilyINet, Name: Table}, knownNodes)
-	if err != nil {
-		return nil, nil, fmt.Errorf("nftables set %s: %w; set the node up first", knownNodes, err)
-	}
-	return c, set, nil
-}
-
 // knownNodesAtOnce is how many elements one netlink message takes.
 const knownNodesAtOnce = 500
 
-// writeKnownNodes brings the set from have to want.
-func writeKnownNodes(c *nftables.Conn, set *nftables.Set, have, want map[netip.Addr]bool) (err error) {
-	var add, remove []nftables.SetElement
+// nodeSet is the set of known nodes, in Heddle's table.
+func (c Config) nodeSet() *nftables.Set {
+	set := &nftables.Set{Table: heddleTable(), Name: knownNodes, KeyType: nftables.TypeIPAddr}
+	if c.VTEP.Is6() {
+		set.KeyType = nftables.TypeIP6Addr
+	}
+	return set
+}
+
+// changeNodes adds to c what brings the set from have to want.
+func (t *Rules) changeNodes(c *nftables.Conn, have, want map[netip.Addr]bool) error {
+	change := setChange{set: t.cfg.nodeSet()}
 	for a := range want {
-		if !have[a] && len(a.AsSlice()) == int(set.KeyType.Bytes) {
-			add = append(add, nftables.SetElement{Key: a.AsSlice()})
+		if !have[a] && a.Is4() == t.cfg.VTEP.Is4() {
+			change.added = append(change.added, nftables.SetElement{Key: a.AsSlice()})
 		}
 	}
 	for a := range have {
 		if !want[a] {
-			remove = append(remove, nftables.SetElement{Key: a.AsSlice()})
+			change.removed = append(change.removed, nftables.SetElement{Key: a.AsSlice()})
 		}
 	}
-	for some := range slices.Chunk(add, knownNodesAtOnce) {
-		err = errors.Join(err, c.SetAddElements(set, some))
-	}
-	for some := range slices.Chunk(remove, knownNodesAtOnce) {
-		err = errors.Join(err, c.SetDeleteElements(set, some))
-	}
-	if err = errors.Join(err, c.Flush()); err != nil {
-		return fmt.Errorf("nftables set %s: %w", knownNodes, err)
-	}
-	return nil
+	return change.add(c)
 }
 
 // GuardCounts gives how many packets the guards of this node have dropped or refused, by the name
-// of the reason. Restarts of the agent carry the counts on; there are none before Set.
-func GuardCounts() (map[string]uint64, error) {
+// of the reason. Restarts of the agent carry the counts on; with a table that somebody takes away
+// goes what was counted since they were asked for last.
+func (t *Rules) GuardCounts() (map[string]uint64, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	err := t.readCounts()
+	return maps.Clone(t.counts), err
+}
+
+// readCounts brings counts to what the kernel has, if it has any. The caller holds mu.
+func (t *Rules) readCounts() error {
 	c, err := nftables.New()
 	if err != nil {
-		return nil, fmt.Errorf("open nftables: %w", err)
+		return fmt.Errorf("open nftables: %w", err)
 	}
-	objects, err := c.GetNamedObjects(&nftables.Table{Family: nftables.TableFamilyINet, Name: Table})
+	objects, err := c.GetNamedObjects(heddleTable())
 	if errors.Is(err, unix.ENOENT) {
-		return nil, nil
+		return nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read nftables counters: %w", err)
+		return fmt.Errorf("read nftables counters: %w", err)
 	}
-	out := map[string]uint64{}
 	for _, o := range objects {
 		if named, ok := o.(*nftables.NamedObj); ok {
 			if counter, ok := named.Obj.(*expr.Counter); ok {
-				out[named.Name] = counter.Packets
+				t.counts[named.Name] = max(t.counts[named.Name], counter.Packets)
 			}
 		}
 	}
-	return out, nil
+	return nil
 }

@@ -20,44 +20,25 @@ const (
 )
 
 // SetMoved brings the chain to addrs.
-func SetMoved(addrs []netip.Addr, mark uint32) error {
-	c, err := nftables.New()
-	if err != nil {
-		return fmt.Errorf("open nftables: %w", err)
-	}
-	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: Table}
-	have, err := movedElements(c, table)
-	if err != nil {
-		return err
-	}
+func (t *Rules) SetMoved(addrs []netip.Addr) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	addrs = slices.Clone(addrs)
 	slices.SortFunc(addrs, netip.Addr.Compare)
-	if slices.Equal(have, addrs) {
+	if slices.Equal(t.moved, addrs) {
 		return nil
 	}
-	if len(have) > 0 {
-		chain := &nftables.Chain{Name: movedChain, Table: table}
-		c.FlushChain(chain)
-		c.DelChain(chain)
-		for _, s := range movedSets(table) {
-			c.DelSet(s)
+	had := len(t.moved) > 0
+	t.moved = addrs
+	return t.write(func(r ruleset) error {
+		if had {
+			r.remove(movedChain)
+			for _, s := range movedSets(r.table) {
+				r.c.DelSet(s)
+			}
 		}
-	}
-	if err := addMoved(c, table, addrs, mark); err != nil {
-		return err
-	}
-	if err := c.Flush(); err != nil {
-		return fmt.Errorf("set nftables chain %s: %w", movedChain, err)
-	}
-	return nil
-}
-
-// ChangeMoved is SetMoved for a chain that is what it was brought to for the addresses have.
-func ChangeMoved(have, want []netip.Addr, mark uint32) error {
-	if slices.Equal(have, want) {
-		return nil
-	}
-	return SetMoved(want, mark)
+		return r.addMoved(addrs)
+	})
 }
 
 func movedSets(table *nftables.Table) []*nftables.Set {
@@ -66,51 +47,23 @@ func movedSets(table *nftables.Table) []*nftables.Set {
 	}
 }
 
-// movedElements gives the addresses that the sets have, sorted.
-func movedElements(c *nftables.Conn, table *nftables.Table) (have []netip.Addr, err error) {
-	sets, err := c.GetSets(table)
-	if err != nil {
-		return nil, fmt.Errorf("list nftables sets: %w; set the node up first", err)
-	}
-	for _, s := range sets {
-		if s.Name != movedSet4 && s.Name != movedSet6 {
-			continue
-		}
-		elements, err := c.GetSetElements(s)
-		if err != nil {
-			return nil, fmt.Errorf("nftables set %s: %w", s.Name, err)
-		}
-		for _, e := range elements {
-			if a, ok := netip.AddrFromSlice(e.Key); ok {
-				have = append(have, a)
-			}
-		}
-	}
-	slices.SortFunc(have, netip.Addr.Compare)
-	return have, nil
-}
-
 // addMoved adds the chain and its sets, unless there are no addresses.
-func addMoved(c *nftables.Conn, table *nftables.Table, addrs []netip.Addr, mark uint32) error {
+func (r ruleset) addMoved(addrs []netip.Addr) error {
 	if len(addrs) == 0 {
 		return nil
 	}
-	chain := c.AddChain(&nftables.Chain{Name: movedChain, Table: table, Type: nftables.ChainTypeFilter,
-		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRef(deliverPriority)})
-	for _, s := range movedSets(table) {
+	chain := r.base(movedChain, nftables.ChainTypeFilter, nftables.ChainHookPrerouting, deliverPriority)
+	for _, s := range movedSets(r.table) {
 		var elements []nftables.SetElement
 		for _, a := range addrs {
 			if len(a.AsSlice()) == int(s.KeyType.Bytes) {
 				elements = append(elements, nftables.SetElement{Key: a.AsSlice()})
 			}
 		}
-		if err := c.AddSet(s, elements); err != nil {
+		if err := r.c.AddSet(s, elements); err != nil {
 			return fmt.Errorf("nftables set %s: %w", s.Name, err)
 		}
-		c.AddRule(&nftables.Rule{
-			Table: table, Chain: chain, Exprs: maybeDivertExprs(s, mark),
-			UserData: comment("maybe for a node socket that holds an address that has moved here"),
-		})
+		r.rule(chain, "maybe for a node socket that holds an address that has moved here", maybeDivertExprs(s, r.cfg.Mark))
 	}
 	return nil
 }

@@ -27,17 +27,10 @@ type Published struct {
 	To []netip.Addr
 }
 
-// Publishing is what of a node its published ports need to know.
-type Publishing struct {
-	// Underlay is Config.Underlay, Gateways the node's own overlay addresses.
-	Underlay netip.Addr
-	Gateways []netip.Addr
-}
-
 // source gives the address that stands for clients whose own would lead nowhere: none of the
 // overlay if there is another, since node sockets' packets between such are not tracked.
-func (n Publishing) source(family netip.Addr) netip.Addr {
-	return rtnl.SameFamily(family, append([]netip.Addr{n.Underlay}, n.Gateways...))
+func (c Config) source(family netip.Addr) netip.Addr {
+	return rtnl.SameFamily(family, append([]netip.Addr{c.Underlay}, c.Gateways...))
 }
 
 // The chains, and for each family the map of ports and the set of pairs of an endpoint's address
@@ -109,92 +102,84 @@ func (f publishedFamily) elements(ports []Published) (leads, self []nftables.Set
 
 // SetPublished brings the ports of this node that lead to containers to ports. What a port that
 // leads nowhere any more, or elsewhere, had opened ends.
-func SetPublished(ports []Published, node Publishing) error {
-	c, err := nftables.New()
-	if err != nil {
-		return fmt.Errorf("open nftables: %w", err)
-	}
-	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: Table}
-	sets, err := c.GetSets(table)
-	if err != nil {
-		return fmt.Errorf("list nftables sets: %w; set the node up first", err)
-	}
-	there := slices.ContainsFunc(sets, func(s *nftables.Set) bool { return s.Name == publishedFamilies[0].ports })
-	switch {
-	case !there && len(ports) == 0:
+func (t *Rules) SetPublished(ports []Published) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	before := t.published
+	if len(before)+len(ports) == 0 {
 		return nil
-	case !there:
-		if err := addPublishedChains(c, table, node); err != nil {
-			return err
-		}
 	}
+	t.published = slices.Clone(ports)
+	var changes []setChange
 	var stale []flowOfPort
 	for _, f := range publishedFamilies {
+		had, hadSelf := f.elements(before)
 		leads, self := f.elements(ports)
-		for _, x := range []struct {
-			set  *nftables.Set
-			want []nftables.SetElement
-		}{{f.portMap(table), leads}, {f.selfSet(table), self}} {
-			added, removed, err := changeElements(c, x.set, there, x.want)
-			if err != nil {
-				return fmt.Errorf("nftables set %s: %w", x.set.Name, err)
-			}
-			if x.set.IsMap {
-				stale = append(stale, f.flows(added, removed)...)
-			}
+		changed := setChange{f.portMap(heddleTable()), missing(leads, had), missing(had, leads)}
+		changes = append(changes, changed, setChange{f.selfSet(heddleTable()), missing(self, hadSelf), missing(hadSelf, self)})
+		stale = append(stale, f.flows(changed.added, changed.removed)...)
+	}
+	err := t.write(func(r ruleset) (err error) {
+		if len(before) == 0 {
+			err = r.addPublishedChains()
 		}
-	}
-	if there && len(ports) == 0 {
-		removePublished(c, table)
-	}
-	if err := c.Flush(); err != nil {
+		for _, change := range changes {
+			err = errors.Join(err, change.add(r.c))
+		}
+		if len(ports) == 0 {
+			r.removePublished()
+		}
+		return err
+	})
+	if err != nil {
 		return fmt.Errorf("set published ports: %w", err)
 	}
 	return forgetFlows(stale)
 }
 
-// changeElements adds to c what brings set to want; there: it is in the kernel.
-func changeElements(c *nftables.Conn, set *nftables.Set, there bool, want []nftables.SetElement) (added, removed []nftables.SetElement, err error) {
-	var have []nftables.SetElement
-	if there {
-		if have, err = c.GetSetElements(set); err != nil {
-			return nil, nil, err
-		}
-	}
-	text := func(e nftables.SetElement) string { return string(e.Key) + string(e.Val) }
-	missing := func(from, in []nftables.SetElement) (out []nftables.SetElement) {
-		known := make(map[string]bool, len(in))
-		for _, e := range in {
-			known[text(e)] = true
-		}
-		for _, e := range from {
-			if !known[text(e)] {
-				out = append(out, e)
-			}
-		}
-		return out
-	}
-	added, removed = missing(want, have), missing(have, want)
-	// What leads elsewhere now goes first.
-	for some := range slices.Chunk(removed, knownNodesAtOnce) {
-		err = errors.Join(err, c.SetDeleteElements(set, some))
-	}
-	for some := range slices.Chunk(added, knownNodesAtOnce) {
-		err = errors.Join(err, c.SetAddElements(set, some))
-	}
-	return added, removed, err
+// setChange is what changes of a set or map.
+type setChange struct {
+	set            *nftables.Set
+	added, removed []nftables.SetElement
 }
 
-// removePublished adds to c what takes chains and sets away.
-func removePublished(c *nftables.Conn, table *nftables.Table) {
+// add adds the change to c. What leads elsewhere now goes first.
+func (x setChange) add(c *nftables.Conn) (err error) {
+	for some := range slices.Chunk(x.removed, knownNodesAtOnce) {
+		err = errors.Join(err, c.SetDeleteElements(x.set, some))
+	}
+	for some := range slices.Chunk(x.added, knownNodesAtOnce) {
+		err = errors.Join(err, c.SetAddElements(x.set, some))
+	}
+	if err != nil {
+		return fmt.Errorf("nftables set %s: %w", x.set.Name, err)
+	}
+	return nil
+}
+
+// missing gives the elements of from that are not in in.
+func missing(from, in []nftables.SetElement) (out []nftables.SetElement) {
+	text := func(e nftables.SetElement) string { return string(e.Key) + string(e.Val) }
+	known := make(map[string]bool, len(in))
+	for _, e := range in {
+		known[text(e)] = true
+	}
+	for _, e := range from {
+		if !known[text(e)] {
+			out = append(out, e)
+		}
+	}
+	return out
+}
+
+// removePublished takes chains and sets away.
+func (r ruleset) removePublished() {
 	for _, name := range []string{publishedIn, publishedOut, publishedBack} {
-		chain := &nftables.Chain{Name: name, Table: table}
-		c.FlushChain(chain)
-		c.DelChain(chain)
+		r.remove(name)
 	}
 	for _, f := range publishedFamilies {
-		c.DelSet(f.portMap(table))
-		c.DelSet(f.selfSet(table))
+		r.c.DelSet(f.portMap(r.table))
+		r.c.DelSet(f.selfSet(r.table))
 	}
 }
 
@@ -203,25 +188,16 @@ func (r ruleset) addPublished(ports []Published) error {
 	if len(ports) == 0 {
 		return nil
 	}
-	if err := addPublishedChains(r.c, r.table, Publishing{r.cfg.Underlay, r.cfg.Gateways}); err != nil {
-		return err
-	}
+	err := r.addPublishedChains()
 	for _, f := range publishedFamilies {
 		leads, self := f.elements(ports)
-		for set, elements := range map[*nftables.Set][]nftables.SetElement{f.portMap(r.table): leads, f.selfSet(r.table): self} {
-			for some := range slices.Chunk(elements, knownNodesAtOnce) {
-				if err := r.c.SetAddElements(set, some); err != nil {
-					return fmt.Errorf("nftables set %s: %w", set.Name, err)
-				}
-			}
-		}
+		err = errors.Join(err, setChange{set: f.portMap(r.table), added: leads}.add(r.c), setChange{set: f.selfSet(r.table), added: self}.add(r.c))
 	}
-	return nil
+	return err
 }
 
 // addPublishedChains adds the chains, with empty maps and sets.
-func addPublishedChains(c *nftables.Conn, table *nftables.Table, node Publishing) error {
-	r := ruleset{c: c, table: table}
+func (r ruleset) addPublishedChains() error {
 	in := r.base(publishedIn, nftables.ChainTypeNAT, nftables.ChainHookPrerouting, *nftables.ChainPriorityNATDest)
 	out := r.base(publishedOut, nftables.ChainTypeNAT, nftables.ChainHookOutput, *nftables.ChainPriorityNATDest)
 	back := r.base(publishedBack, nftables.ChainTypeNAT, nftables.ChainHookPostrouting, *nftables.ChainPriorityNATSource)
@@ -232,7 +208,7 @@ func addPublishedChains(c *nftables.Conn, table *nftables.Table, node Publishing
 	}
 	r.rule(out, "others are of containers", addrMatch(loopback, destination, expr.CmpOpEq), own[familyMatched:], decided(expr.VerdictReturn))
 	elsewhere := []netip.Prefix{netip.MustParsePrefix("::1/128"), netip.MustParsePrefix("fe80::/10")}
-	for _, a := range node.Gateways {
+	for _, a := range r.cfg.Gateways {
 		elsewhere = append(elsewhere, netip.PrefixFrom(a, a.BitLen()))
 	}
 	for _, p := range elsewhere {
@@ -241,9 +217,9 @@ func addPublishedChains(c *nftables.Conn, table *nftables.Table, node Publishing
 		}
 	}
 	for _, f := range publishedFamilies {
-		ports, self := f.portMap(table), f.selfSet(table)
+		ports, self := f.portMap(r.table), f.selfSet(r.table)
 		for _, s := range []*nftables.Set{ports, self} {
-			if err := c.AddSet(s, nil); err != nil {
+			if err := r.c.AddSet(s, nil); err != nil {
 				return fmt.Errorf("nftables set %s: %w", s.Name, err)
 			}
 		}
@@ -251,7 +227,7 @@ func addPublishedChains(c *nftables.Conn, table *nftables.Table, node Publishing
 			r.rule(chain, "a published port of this address", f.leadExprs(ports, true))
 			r.rule(chain, "a published port of the node", f.leadExprs(ports, false))
 		}
-		from := node.source(f.any)
+		from := r.cfg.source(f.any)
 		if !from.IsValid() {
 			continue
 		}

@@ -13,7 +13,12 @@ import (
 // answer to each until there are no more, or each says so. It is for what making an endpoint asks
 // for: the library takes 64 KB of memory for every message, which was most of what was collected.
 func Ask(kind, flags int, each func(m syscall.NetlinkMessage) (more bool), data ...nl.NetlinkRequestData) error {
-	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
+	return AskOf(unix.NETLINK_ROUTE, kind, flags, each, data...)
+}
+
+// AskOf is Ask for another protocol of netlink's than that of devices and routes.
+func AskOf(protocol, kind, flags int, each func(m syscall.NetlinkMessage) (more bool), data ...nl.NetlinkRequestData) error {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, protocol)
 	if err != nil {
 		return fmt.Errorf("open netlink: %w", err)
 	}

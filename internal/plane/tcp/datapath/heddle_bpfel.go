@@ -368,7 +368,9 @@ const (
 	heddleHeddleReasonREASON_TUNNEL_DEVICE              heddleHeddleReason = 93
 	heddleHeddleReasonREASON_REDIRECT_NATIVE            heddleHeddleReason = 94
 	heddleHeddleReasonREASON_DROP_EARLY                 heddleHeddleReason = 95
-	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 96
+	heddleHeddleReasonREASON_MEND_FIREWALL              heddleHeddleReason = 96
+	heddleHeddleReasonREASON_MEND_ROUTING               heddleHeddleReason = 97
+	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 98
 )
 
 type heddleHeddleVerdict uint32

@@ -195,6 +195,10 @@ var Reasons = []model.Reason{
 		Remedy: "counts packets"},
 	{Name: "drop_early", Kind: model.KindDrop, Help: "packet that a new container's kernel sends by IPv6 on its own, from ::, before its device is known as an endpoint's: what it says of multicast groups",
 		Remedy: "nothing: nobody on the overlay listens to these, and the kernel repeats them"},
+	{Name: "mend_firewall", Kind: model.KindMend, Help: "times that Heddle's nftables table, or a part of it, was gone, and the agent wrote it again",
+		Remedy: "somebody flushes the node's rules: `heddle status` says who; \"Reload your rules\" in docs/howto/firewall.md"},
+	{Name: "mend_routing", Kind: model.KindMend, Help: "times that routing rules or routes of Heddle's were gone, and the agent added them again",
+		Remedy: "a network manager removes what is not its own: \"Reload your rules\" in docs/howto/firewall.md"},
 }
 
 // String gives the reason's name.

@@ -61,3 +61,4 @@ const enum policy_flags *type_policy_flags __attribute__((unused));
 const enum limit_flags *type_limit_flags __attribute__((unused));
 const enum stack_setting *type_stack_setting __attribute__((unused));
 const enum route_flags *type_route_flags __attribute__((unused));
+const enum service_flags *type_service_flags __attribute__((unused));

@@ -31,6 +31,9 @@ const volatile __u32 config_overlay_mark = 0;
 const volatile __u32 config_drop_mark = 0;
 /* skb mark of a packet that nftables answers by a RST or an ICMP error: policy rejects it. */
 const volatile __u32 config_reject_mark = 0;
+/* skb mark of a packet to a service, of which policy is asked about its backends; with the lowest
+ * bit, all of them may be sent to (policy/service.h). */
+const volatile __u32 config_service_mark = 0;
 /* How many sockets an endpoint may have. */
 const volatile __u64 config_endpoint_sockets = 0;
 /* Ports that containers' sockets do not get, host byte order, inclusive. First 0: none. */

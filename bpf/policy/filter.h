@@ -8,7 +8,9 @@
  *              SYN would be now, so that a changed policy ends it: by a RST
  *   datagrams  each is decided; an answer passes if what it answers passed lately and still would
  *              (datagrams_by_owner)
- *   fragments  only the first has ports: the others pass if it did */
+ *   fragments  only the first has ports: the others pass if it did
+ *
+ * What goes to a service is asked about by policy/service.h. */
 #ifndef HEDDLE_POLICY_FILTER_H
 #define HEDDLE_POLICY_FILTER_H
 
@@ -18,6 +20,7 @@
 #include "policy/decide.h"
 #include "policy/flow_set.h"
 #include "policy/packet_events.h"
+#include "policy/service.h"
 #include "tc/packet.h"
 
 /* What the filters give for a packet that may go on. All else is an action. */
@@ -30,9 +33,11 @@
 #define ANSWER_TIME   112
 #define FRAGMENT_TIME 28
 
-/* What openers_by_owner says of a connection: that its opener is who its packets say, or else the
- * overlay address of the container that it is. */
+/* What openers_by_owner and datagrams_by_owner say of a flow: that its opener is who its packets
+ * say, or else the overlay address of the container that it is; or that it goes to a service: then
+ * it is asked about as the node's rules have made it. */
 #define OPENER_AS_SENT 1
+#define OPENER_SERVICE 2
 
 /* A datagram key that stands for the fragments of one packet. */
 #define FLOW_FRAGMENT 1
@@ -87,13 +92,14 @@ static __always_inline __u32 decide_back(const struct flow_id *f)
 	return decide(&f->to, &f->from, f->protocol, f->protocol == IPPROTO_ICMP_ ? 0 : bpf_ntohs(f->sport));
 }
 
-/* Remembers f as of now. This and the next are not static for decide's reason. */
-__noinline int note_flow(const struct flow_id *f)
+/* Remembers f as of now, and who opened it. This and the next are not static for decide's
+ * reason. */
+__noinline int note_flow(const struct flow_id *f, __u32 opener)
 {
-	return remember_flow(&datagrams_by_owner, f, 1);
+	return remember_flow(&datagrams_by_owner, f, opener);
 }
 
-__noinline bool noted(const struct flow_id *f, __u32 units)
+__noinline __u32 noted(const struct flow_id *f, __u32 units)
 {
 	return recall_flow(&datagrams_by_owner, f, units, false);
 }
@@ -179,26 +185,47 @@ __noinline __u32 opener_of(const struct flow_id *f)
 	return recall_flow(&openers_by_owner, f, ANY_TIME, true);
 }
 
-/* The verdict on a connection that opener opened, as f says or in the name of another. */
+/* The verdict on a flow that opener opened, as f says or in the name of another. */
 static __always_inline __u32 decide_opened(const struct flow_id *f, __u32 opener)
 {
 	struct address from;
 
 	if (opener == OPENER_AS_SENT)
 		return decide_id(f);
+	if (opener == OPENER_SERVICE)
+		return VERDICT_ALLOW;
 	set_overlay(&from, !is_mapped(&f->to), opener);
-	return decide(&from, &f->to, f->protocol, bpf_ntohs(f->dport));
+	return decide(&from, &f->to, f->protocol, f->protocol == IPPROTO_ICMP_ ? 0 : bpf_ntohs(f->dport));
 }
 
-/* The verdict on the TCP packet of s with these flags. translated: as filter_tcp's. Not static for
- * decide's reason. */
-__noinline __u32 decide_tcp(struct filter_state *s, __u32 flags, __be32 translated)
+/* decide_tcp for what a container sends to a service, of which verdict is decide_service's. Answers
+ * come in the service's name: they pass by what is remembered here. */
+static __always_inline __u32 decide_to_service(struct filter_state *s, __u32 flags, __u32 verdict)
+{
+	__u32 opener = opener_of(&s->flow);
+
+	if (verdict >= VERDICT_LATER) {
+		if (opener != OPENER_SERVICE)
+			note_opener(&s->flow, OPENER_SERVICE);
+		return verdict;
+	}
+	if (!opener || (flags & (TCP_FLAG_SYN_ | TCP_FLAG_ACK_)) == TCP_FLAG_SYN_)
+		return verdict;
+	return flags & TCP_FLAG_RST_ ? VERDICT_BACKENDS : VERDICT_REJECT;
+}
+
+/* The verdict on the TCP packet of s with these flags; own: it comes out of a container.
+ * translated: as filter_tcp's. Not static for decide's reason. */
+__noinline __u32 decide_tcp(struct filter_state *s, __u32 flags, __be32 translated, bool own)
 {
 	__u32 verdict, opener;
 	bool forward = true;
 
 	if (!s)
 		return VERDICT_DROP;
+	verdict = own ? decide_service(&s->flow) : VERDICT_NO_SERVICE;
+	if (verdict != VERDICT_NO_SERVICE)
+		return decide_to_service(s, flags, verdict);
 	if ((flags & (TCP_FLAG_SYN_ | TCP_FLAG_ACK_)) == TCP_FLAG_SYN_) {
 		opener = translated ? translated : OPENER_AS_SENT;
 		verdict = has_policy() ? decide_opened(&s->flow, opener) : VERDICT_ALLOW;
@@ -222,6 +249,14 @@ __noinline __u32 decide_tcp(struct filter_state *s, __u32 flags, __be32 translat
 	}
 	verdict = forward ? decide_opened(&s->flow, opener) : decide_opened(&s->other, opener);
 	return verdict ? VERDICT_REJECT : VERDICT_ALLOW;
+}
+
+/* Whether f is known to go to a service. */
+static __always_inline bool goes_to_service(const struct flow_id *f)
+{
+	__u32 opener = f->protocol == IPPROTO_TCP_ ? opener_of(f) : noted(f, ANSWER_TIME);
+
+	return opener == OPENER_SERVICE;
 }
 
 /* Whether an ICMP error is about a packet that one of its ends may send to the other. From a
@@ -264,7 +299,8 @@ static __noinline bool is_related(struct __sk_buff *skb, struct filter_state *s,
 	s->other.protocol = policy_protocol(ipv6, next);
 	s->other.sport = ports[0];
 	s->other.dport = ports[1];
-	return decide_id(&s->other) == VERDICT_ALLOW || decide_back(&s->other) == VERDICT_ALLOW;
+	return decide_id(&s->other) == VERDICT_ALLOW || decide_back(&s->other) == VERDICT_ALLOW ||
+	       goes_to_service(&s->other);
 }
 
 /* ICMP: what identifies an echo, and whether the packet passes whatever the rules are. */
@@ -302,12 +338,31 @@ static __noinline bool asks_for_echo(struct __sk_buff *skb, struct filter_state 
 	return type == (ipv6 ? ICMPV6_ECHO : ICMP_ECHO);
 }
 
-/* A packet of which TCP's header was not read, or that is not TCP. Not static for decide's
- * reason. */
-__noinline __u32 decide_datagram(struct __sk_buff *skb, struct filter_state *s, bool ipv6, bool own)
+/* The verdict on the datagram of s if opener sends it, and does not answer by it. If it passes it
+ * is remembered. */
+static __always_inline __u32 decide_sent(struct filter_state *s, __u32 opener, bool own)
 {
+	__u32 verdict = own ? decide_service(&s->flow) : VERDICT_NO_SERVICE;
+
+	if (verdict == VERDICT_NO_SERVICE)
+		verdict = decide_opened(&s->flow, opener);
+	else
+		opener = OPENER_SERVICE;
+	if (!passes(verdict) || !note_flow(&s->flow, opener))
+		return verdict;
+	reverse_flow(&s->flow, &s->other);
+	if (!noted(&s->other, ANSWER_TIME)) /* an answer is told of by its question */
+		report_packet(&s->flow, 0, own);
+	return verdict;
+}
+
+/* A packet of which TCP's header was not read, or that is not TCP. translated: as filter_tcp's. Not
+ * static for decide's reason. */
+__noinline __u32 decide_datagram(struct __sk_buff *skb, struct filter_state *s, bool ipv6, bool own,
+                                 __be32 translated)
+{
+	__u32 verdict, opener;
 	__be16 ports[2];
-	__u32 verdict;
 
 	if (!s || (ipv6 && !read_extensions(skb, s)))
 		return VERDICT_UNDECIDABLE;
@@ -328,19 +383,12 @@ __noinline __u32 decide_datagram(struct __sk_buff *skb, struct filter_state *s, 
 	}
 	if (s->flow.protocol == IPPROTO_ICMP_ && read_icmp(skb, s, ipv6, own))
 		return VERDICT_ALLOW;
-	verdict = decide_id(&s->flow);
-	if (verdict == VERDICT_ALLOW) {
-		if (!note_flow(&s->flow))
-			return verdict;
-		reverse_flow(&s->flow, &s->other);
-		if (!noted(&s->other, ANSWER_TIME)) /* an answer is told of by its question */
-			report_packet(&s->flow, 0, own);
-		return verdict;
-	}
-	if (s->flow.protocol == IPPROTO_ICMP_ && asks_for_echo(skb, s, ipv6))
+	verdict = decide_sent(s, translated ? translated : OPENER_AS_SENT, own);
+	if (passes(verdict) || (s->flow.protocol == IPPROTO_ICMP_ && asks_for_echo(skb, s, ipv6)))
 		return verdict;
 	reverse_flow(&s->flow, &s->other);
-	if (noted(&s->other, ANSWER_TIME) && decide_id(&s->other) == VERDICT_ALLOW)
+	opener = noted(&s->other, ANSWER_TIME);
+	if (opener && decide_opened(&s->other, opener) == VERDICT_ALLOW)
 		return VERDICT_ALLOW;
 	return verdict;
 }
@@ -351,7 +399,7 @@ static __always_inline void note_fragment(struct filter_state *s)
 	s->flow.kind = FLOW_FRAGMENT;
 	s->flow.sport = (__be16)s->ident;
 	s->flow.dport = (__be16)(s->ident >> 16);
-	note_flow(&s->flow);
+	note_flow(&s->flow, OPENER_AS_SENT);
 }
 
 /* Why a packet with a verdict that does not allow it is stopped. */
@@ -365,9 +413,15 @@ static __always_inline __u32 reason_of(__u32 verdict)
 static __always_inline int conclude(struct __sk_buff *skb, struct filter_state *s, __u32 verdict, bool told,
                                     bool out)
 {
-	if (verdict == VERDICT_ALLOW) {
-		if (s->fragment == FRAGMENT_FIRST && has_policy())
+	if (passes(verdict)) {
+		if (!has_policy())
+			return FILTER_PASS;
+		if (s->fragment == FRAGMENT_FIRST)
 			note_fragment(s);
+		if (verdict != VERDICT_ALLOW && protects(PROTECT_SERVICES)) {
+			barrier(); /* the compiler must not write the mark through a moved context pointer */
+			skb->mark = service_mark(verdict);
+		}
 		return FILTER_PASS;
 	}
 	if (verdict == VERDICT_UNDECIDABLE) {
@@ -399,15 +453,15 @@ static __noinline int filter_tcp(struct __sk_buff *skb, const struct packet *p, 
 	s->flow.sport = p->tcp.source;
 	s->flow.dport = p->tcp.dest;
 	first = is_syn(p) && sender && !opener_of(&s->flow);
-	verdict = decide_tcp(s, p->tcp.flags, translated);
-	if (first && verdict == VERDICT_ALLOW)
+	verdict = decide_tcp(s, p->tcp.flags, translated, sender != 0);
+	if (first && passes(verdict))
 		report_packet(&s->flow, 0, true);
 	return conclude(skb, s, verdict, is_syn(p), sender != 0);
 }
 
 /* The same of any other IP packet. */
 static __noinline int filter_other(struct __sk_buff *skb, const struct packet *p, __be32 sender,
-                                   __be32 receiver)
+                                   __be32 receiver, __be32 translated)
 {
 	struct filter_state *s;
 
@@ -419,7 +473,7 @@ static __noinline int filter_other(struct __sk_buff *skb, const struct packet *p
 	if (!s)
 		return TC_ACT_SHOT;
 	start(p, s, sender, receiver);
-	return conclude(skb, s, decide_datagram(skb, s, p->ipv6, sender != 0), true, sender != 0);
+	return conclude(skb, s, decide_datagram(skb, s, p->ipv6, sender != 0, translated), true, sender != 0);
 }
 
 /* The same for a packet to endpoint to (NULL: none of this node). kind is read_packet's. What is
@@ -429,7 +483,7 @@ static __always_inline int filter_for(struct __sk_buff *skb, const struct packet
                                       const struct endpoint *to)
 {
 	if (kind != PACKET_TCP)
-		return filter_other(skb, p, sender, 0);
+		return filter_other(skb, p, sender, 0, 0);
 	if (!is_syn(p) && to && to->flags & ENDPOINT_INTERCEPTED)
 		return FILTER_PASS;
 	return filter_tcp(skb, p, sender, 0, 0);

@@ -7,6 +7,7 @@
 
 #include "include/abi/service.h"
 #include "include/maps.h"
+#include "include/service.h"
 #include "sock/context.h"
 
 enum service_outcome {
@@ -17,13 +18,6 @@ enum service_outcome {
 };
 
 #define NANOSECONDS 1000000000ULL
-
-static __always_inline struct backend *backend_at(__u32 service_id, __u32 slot)
-{
-	struct backend_key key = {.service_id = service_id, .slot = slot};
-
-	return bpf_map_lookup_elem(&backend_by_slot, &key);
-}
 
 /* One of the service's backends, each as likely. The agent may be taking one away: then the last
  * slot is empty for a moment, and the first is not. */
@@ -55,7 +49,7 @@ static __noinline bool kept_backend(const struct service *service, __u32 endpoin
 	struct member_key member = {};
 	struct backend *b;
 
-	if (had && now - had->last_s < service->affinity_s) {
+	if (had && now - had->last_s < affinity_of(service)) {
 		member.service_id = service->id;
 		copy_backend(&member.backend, &had->backend);
 		if (bpf_map_lookup_elem(&member_by_backend, &member)) {
@@ -84,7 +78,7 @@ static __noinline int pick_backend(struct service_key *asked, __u32 endpoint_id)
 
 	if (!service)
 		return SERVICE_NONE;
-	if (service->affinity_s) {
+	if (affinity_of(service)) {
 		if (!kept_backend(service, endpoint_id, &to))
 			return SERVICE_EMPTY;
 	} else {

@@ -177,8 +177,10 @@ static __noinline int filter_entering(struct __sk_buff *skb, const struct packet
 	struct endpoint *ep = bpf_map_lookup_elem(&endpoint_by_ifindex, &ifindex);
 	__be32 receiver = ep ? ep->addr4.word[3] : 0;
 
+	if (!translated)
+		translated = masqueraded_sender(skb, p);
 	if (kind != PACKET_TCP)
-		return filter_other(skb, p, 0, receiver);
+		return filter_other(skb, p, 0, receiver, translated);
 	return filter_tcp(skb, p, 0, receiver, translated);
 }
 

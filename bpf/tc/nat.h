@@ -31,6 +31,18 @@ static __noinline __be32 translated_sender(struct __sk_buff *skb, const struct p
 	return ep ? ep->addr4.word[3] : 0;
 }
 
+/* The overlay address of the container whose own stack sends packet p, if the node's rules gave it
+ * another source (as kube-proxy does at node ports); else 0. */
+static __noinline __be32 masqueraded_sender(struct __sk_buff *skb, const struct packet *p)
+{
+	__u32 ifindex = skb->ingress_ifindex;
+	struct endpoint *ep = ifindex ? bpf_map_lookup_elem(&endpoint_by_ifindex, &ifindex) : NULL;
+
+	if (!p || !ep || p->ip.saddr == ep->addr4.word[3])
+		return 0;
+	return ep->addr4.word[3];
+}
+
 /* Tells the listener's side whose SYN this is, if the node's firewall gave it this destination and
  * it is a container's of this node: of a process of its own stack (what did not need translation
  * does not come this way), or of a node socket. */

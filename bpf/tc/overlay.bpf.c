@@ -66,8 +66,10 @@ int from_overlay(struct __sk_buff *skb)
 }
 
 /* Egress of the VXLAN device: what a container of this node begins is asked about, and remembered,
- * once more, because the node's firewall may have given it another destination on the way. Of a
- * node socket the other node then sees this node's address; here it is known whose it is. */
+ * once more, because the node's firewall may have given it another destination on the way; what it
+ * sent to an address beyond the overlay, every packet: from_endpoint asked about another address,
+ * or left it to this. Of a node socket the other node then sees this node's address; here it is
+ * known whose it is. */
 static __always_inline int to_overlay_verdict(struct __sk_buff *skb)
 {
 	__be32 translated = 0;
@@ -79,14 +81,19 @@ static __always_inline int to_overlay_verdict(struct __sk_buff *skb)
 	kind = read_packet(skb, &p);
 	if (kind != PACKET_OTHER)
 		note_translated(skb, &p);
-	if (kind == PACKET_OTHER || (kind == PACKET_TCP ? !is_syn(&p) : !has_policy()))
+	if (kind == PACKET_OTHER || !(has_policy() || (kind == PACKET_TCP && is_syn(&p))))
 		return TC_ACT_OK;
-	if (kind == PACKET_TCP)
+	if (kind == PACKET_TCP && !is_syn(&p) && !has_index(skb, INDEX_BEYOND))
+		return TC_ACT_OK;
+	if (kind == PACKET_TCP && is_syn(&p))
 		translated = translated_sender(skb, &p);
+	if (!translated)
+		translated = masqueraded_sender(skb, &p);
 	/* This node's tables do not know what nodes and other nodes' containers may do. */
 	if (!translated && !endpoint_at(p.ip.saddr))
 		return TC_ACT_OK;
-	action = kind == PACKET_TCP ? filter_tcp(skb, &p, 0, 0, translated) : filter_other(skb, &p, 0, 0);
+	action = kind == PACKET_TCP ? filter_tcp(skb, &p, 0, 0, translated)
+	                            : filter_other(skb, &p, 0, 0, translated);
 	/* As in to_endpoint. */
 	if (action == FILTER_PASS)
 		return TC_ACT_OK;

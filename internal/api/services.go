@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/netip"
 
 	"heddle.dev/heddle/internal/model"
 )
@@ -16,8 +15,8 @@ const MaxServiceBytes = 4 << 20
 // ServiceEdit changes services of a node. What is put replaces what has the same address; what is
 // not named stays. Deleting one that is not there is no error.
 type ServiceEdit struct {
-	Put    []model.Service  `json:"put,omitempty"`
-	Delete []netip.AddrPort `json:"delete,omitempty"`
+	Put    []model.Service     `json:"put,omitempty"`
+	Delete []model.ServiceAddr `json:"delete,omitempty"`
 }
 
 // Validate reports the first thing that is wrong with an edit. The error is an *Error that names
@@ -26,8 +25,8 @@ func (e ServiceEdit) Validate() error {
 	if len(e.Put)+len(e.Delete) == 0 {
 		return &Error{Code: CodeInvalid, Message: "nothing to change: no service is named"}
 	}
-	named := make(map[netip.AddrPort]bool, len(e.Put)+len(e.Delete))
-	twice := func(field string, a netip.AddrPort) error {
+	named := make(map[model.ServiceAddr]bool, len(e.Put)+len(e.Delete))
+	twice := func(field string, a model.ServiceAddr) error {
 		if named[a] {
 			return &Error{Code: CodeInvalid, Field: field, Message: fmt.Sprintf("%s is named twice", a)}
 		}

@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -34,7 +35,8 @@ type serviceAgent interface {
 	EditServices(ctx context.Context, edit api.ServiceEdit) error
 }
 
-// services keeps this node's services as those of the API server: their ClusterIPs and TCP ports.
+// services keeps this node's services as those of the API server: their ClusterIPs and ports of TCP
+// and UDP.
 type services struct {
 	services, slices cache.SharedIndexInformer
 	node             string
@@ -46,8 +48,8 @@ type services struct {
 
 	// inForce are the services that the agent has, ofKey their addresses by the Service they are
 	// of; nil: not known.
-	inForce map[netip.AddrPort]model.Service
-	ofKey   map[string][]netip.AddrPort
+	inForce map[model.ServiceAddr]model.Service
+	ofKey   map[string][]model.ServiceAddr
 }
 
 func newServices(c *cluster, node string, agent serviceAgent, o *objects, m *metrics, log *slog.Logger) *services {
@@ -93,12 +95,12 @@ func (s *services) run(ctx context.Context) {
 
 // read asks the agent what is in force.
 func (s *services) read(ctx context.Context) error {
-	s.inForce, s.ofKey = nil, make(map[string][]netip.AddrPort)
+	s.inForce, s.ofKey = nil, make(map[string][]model.ServiceAddr)
 	have, err := s.agent.Services(ctx)
 	if err != nil {
 		return err
 	}
-	s.inForce = make(map[netip.AddrPort]model.Service, len(have))
+	s.inForce = make(map[model.ServiceAddr]model.Service, len(have))
 	for _, svc := range have {
 		slices.SortFunc(svc.Backends, netip.AddrPort.Compare)
 		s.inForce[svc.Addr] = svc
@@ -110,7 +112,7 @@ func (s *services) read(ctx context.Context) error {
 // is deleted.
 func (s *services) bring(ctx context.Context, keys map[string]bool, all bool) error {
 	var edit api.ServiceEdit
-	gone, wanted := make(map[netip.AddrPort]bool), make(map[netip.AddrPort]bool)
+	gone, wanted := make(map[model.ServiceAddr]bool), make(map[model.ServiceAddr]bool)
 	if all {
 		for addr := range s.inForce {
 			gone[addr] = true
@@ -176,7 +178,7 @@ func (s *services) change(ctx context.Context, edit api.ServiceEdit) error {
 	return nil
 }
 
-// wanted gives what a Service is to be on this node: one for each ClusterIP and TCP port.
+// wanted gives what a Service is to be on this node: one for each ClusterIP and port of TCP or UDP.
 func (s *services) wanted(ctx context.Context, key string) (out []model.Service) {
 	o, there, _ := s.services.GetStore().GetByKey(key)
 	svc, _ := o.(*corev1.Service)
@@ -197,11 +199,15 @@ func (s *services) wanted(ctx context.Context, key string) (out []model.Service)
 			continue // "None": headless
 		}
 		for _, port := range svc.Spec.Ports {
-			if port.Protocol != corev1.ProtocolTCP && port.Protocol != "" {
+			made := model.Service{Addr: model.ServiceAddr{AddrPort: netip.AddrPortFrom(ip.Unmap(), uint16(port.Port)), UDP: port.Protocol == corev1.ProtocolUDP}}
+			switch port.Protocol {
+			case corev1.ProtocolTCP, "":
+				made.Affinity = affinityOf(svc)
+			case corev1.ProtocolUDP: // which backend it is, kube-proxy says
+			default:
 				continue
 			}
-			made := model.Service{Addr: netip.AddrPortFrom(ip.Unmap(), uint16(port.Port)), Affinity: affinityOf(svc)}
-			made.Backends = s.backends(svc, port.Name, ip.Unmap().Is4(), endpoints)
+			made.Backends = s.backends(svc, port, ip.Unmap().Is4(), endpoints)
 			if err := made.Validate(); err != nil {
 				refused = append(refused, fmt.Sprintf("%s: %v: left to kube-proxy", made.Addr, err))
 				continue
@@ -228,7 +234,7 @@ func affinityOf(svc *corev1.Service) uint32 {
 // backends gives the addresses behind a port, sorted: those that are ready; if none is, those that
 // end and still serve, as kube-proxy does. With internalTrafficPolicy Local, those of this node
 // only.
-func (s *services) backends(svc *corev1.Service, port string, is4 bool, endpoints []any) []netip.AddrPort {
+func (s *services) backends(svc *corev1.Service, port corev1.ServicePort, is4 bool, endpoints []any) []netip.AddrPort {
 	local := svc.Spec.InternalTrafficPolicy != nil && *svc.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal
 	ready, ending := make(map[netip.AddrPort]bool), make(map[netip.AddrPort]bool)
 	for _, o := range endpoints {
@@ -265,10 +271,11 @@ func (s *services) backends(svc *corev1.Service, port string, is4 bool, endpoint
 	return slices.SortedFunc(maps.Keys(ready), netip.AddrPort.Compare)
 }
 
-// portOf gives the number of a slice's TCP port of this name; 0 if it has none.
-func portOf(slice *discoveryv1.EndpointSlice, name string) uint16 {
+// portOf gives the number of a slice's port that a Service's port leads to; 0 if it has none.
+func portOf(slice *discoveryv1.EndpointSlice, port corev1.ServicePort) uint16 {
+	protocol := func(p corev1.Protocol) corev1.Protocol { return cmp.Or(p, corev1.ProtocolTCP) }
 	for _, p := range slice.Ports {
-		if p.Port == nil || p.Protocol != nil && *p.Protocol != corev1.ProtocolTCP || p.Name != nil && *p.Name != name || p.Name == nil && name != "" {
+		if p.Port == nil || p.Protocol != nil && *p.Protocol != protocol(port.Protocol) || p.Protocol == nil && protocol(port.Protocol) != corev1.ProtocolTCP || p.Name != nil && *p.Name != port.Name || p.Name == nil && port.Name != "" {
 			continue
 		}
 		return uint16(*p.Port)

@@ -23,7 +23,7 @@ import (
 type serviceNode struct {
 	mu       sync.Mutex
 	down     bool
-	services map[netip.AddrPort]model.Service
+	services map[model.ServiceAddr]model.Service
 	edits    []api.ServiceEdit
 }
 
@@ -66,13 +66,18 @@ func (n *serviceNode) set(f func()) {
 	f()
 }
 
-// has says whether the node has these services: "ADDR BACKEND... [affinity]".
+// has says whether the node has these services: "ADDR BACKEND... [affinity]". Those of UDP do not
+// count if none is named.
 func (n *serviceNode) has(want ...string) func() error {
 	return func() error {
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		var have []string
+		udp := slices.ContainsFunc(want, func(s string) bool { return strings.Contains(s, "/udp") })
 		for _, s := range n.services {
+			if s.Addr.UDP && !udp {
+				continue
+			}
 			line := s.Addr.String()
 			for _, b := range s.Backends {
 				line += " " + b.String()
@@ -144,15 +149,16 @@ func slice(name, of string, port int32, endpoints ...string) *discoveryv1.Endpoi
 }
 
 func TestServicesFollow(t *testing.T) {
-	s, n := newAPIServer(t), &serviceNode{services: map[netip.AddrPort]model.Service{}}
-	stale := netip.MustParseAddrPort("10.96.9.9:1")
+	s, n := newAPIServer(t), &serviceNode{services: map[model.ServiceAddr]model.Service{}}
+	stale := model.ServiceAddr{AddrPort: netip.MustParseAddrPort("10.96.9.9:1"), UDP: true}
 	n.services[stale] = model.Service{Addr: stale}
 	s.put("services", service("web", "10.96.0.1", "fd00::1"))
 	s.put("services", service("headless", "None"))
 	s.put("endpointslices", slice("web-1", "web", 8080, "10.1.0.1", "10.1.0.2 unready", "10.1.0.3 ending"))
 	s.put("endpointslices", slice("web-6", "web", 8080, "fd00:1::1"))
 	stop := startServices(t, s, n)
-	testutil.EventuallyNil(t, "all, and nothing stale", n.has("10.96.0.1:80 10.1.0.1:8080", "[fd00::1]:80 [fd00:1::1]:8080"))
+	testutil.EventuallyNil(t, "all, and nothing stale", n.has("10.96.0.1:80 10.1.0.1:8080", "[fd00::1]:80 [fd00:1::1]:8080",
+		"10.96.0.1:53/udp 10.1.0.1:53", "[fd00::1]:53/udp [fd00:1::1]:53"))
 
 	s.put("endpointslices", slice("web-2", "web", 8080, "10.1.0.9", "10.1.0.1"))
 	testutil.EventuallyNil(t, "a second slice", n.has("10.96.0.1:80 10.1.0.1:8080 10.1.0.9:8080", "[fd00::1]:80 [fd00:1::1]:8080"))
@@ -166,7 +172,7 @@ func TestServicesFollow(t *testing.T) {
 	local.Spec.InternalTrafficPolicy = ptr(corev1.ServiceInternalTrafficPolicyLocal)
 	s.put("services", local)
 	s.put("endpointslices", slice("web-1", "web", 8080, "10.1.0.1", "10.2.0.1 n2"))
-	testutil.EventuallyNil(t, "those of the node, with affinity", n.has("10.96.0.1:80 10.1.0.1:8080 10800"))
+	testutil.EventuallyNil(t, "those of the node, with affinity", n.has("10.96.0.1:80 10.1.0.1:8080 10800", "10.96.0.1:53/udp 10.1.0.1:53"))
 	local.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr(int32(7))}}
 	s.put("services", local)
 	testutil.EventuallyNil(t, "affinity's time", n.has("10.96.0.1:80 10.1.0.1:8080 7"))
@@ -183,14 +189,14 @@ func TestServicesFollow(t *testing.T) {
 	startServices(t, s, n)
 	s.put("endpointslices", slice("last-1", "last", 1, "10.1.0.7"))
 	testutil.EventuallyNil(t, "the next one", n.has("10.96.0.2:80", "10.96.0.3:80 10.1.0.7:1"))
-	if len(n.edits) != 1 || len(n.edits[0].Put) != 1 || len(n.edits[0].Delete) != 0 {
+	if len(n.edits) != 1 || len(n.edits[0].Put) != 2 || len(n.edits[0].Delete) != 0 {
 		t.Errorf("it changed %+v", n.edits)
 	}
 }
 
 // A Service that cannot be is left to kube-proxy, and named; the others are not held up.
 func TestRefusedService(t *testing.T) {
-	s, n := newAPIServer(t), &serviceNode{services: map[netip.AddrPort]model.Service{}}
+	s, n := newAPIServer(t), &serviceNode{services: map[model.ServiceAddr]model.Service{}}
 	s.put("services", service("bad", "10.96.0.1"))
 	s.put("endpointslices", slice("bad-1", "bad", 80, "127.0.0.1"))
 	s.put("services", service("good", "10.96.0.2"))

@@ -51,6 +51,7 @@ const (
 	ProtectPeerKeys          Protection = 34
 	ProtectFlowShare         Protection = 35
 	ProtectPublished         Protection = 36
+	ProtectServices          Protection = 37
 )
 
 // ProtectionInfo describes one Protection.
@@ -99,6 +100,7 @@ var Protections = []ProtectionInfo{
 	{ProtectPeerKeys, "peer_keys", "an agent answers over the network to agents with the key of one of its network's nodes only"},
 	{ProtectFlowShare, "flow_share", "no flood of one container's takes the room of what is told of others' connections and packets"},
 	{ProtectPublished, "published", "a port of the node leads to a container where and while it is published: at 127.0.0.1 to the node alone, and after it is withdrawn nobody"},
+	{ProtectServices, "services", "what a container sends to a service's address leaves the node as one of its backends' only, which policy has been asked about"},
 }
 
 // String gives the protection's name.

@@ -3,6 +3,7 @@ package model
 import (
 	"fmt"
 	"net/netip"
+	"strings"
 )
 
 // Limits of services, of one node: what the datapath's maps have room for.
@@ -15,11 +16,53 @@ const (
 	multicastFirstLeast = 224
 )
 
-// Service is an address and a TCP port that stand for backends: a connect of an intercepted socket
-// goes to one of them.
+// ServiceAddr is an address and a port, of TCP unless UDP is set. As text it is ADDRESS:PORT, and
+// of UDP ADDRESS:PORT/udp.
+type ServiceAddr struct {
+	netip.AddrPort
+	UDP bool
+}
+
+const udpSuffix = "/udp"
+
+// String gives the text.
+func (a ServiceAddr) String() string {
+	if a.UDP {
+		return a.AddrPort.String() + udpSuffix
+	}
+	return a.AddrPort.String()
+}
+
+// Compare orders by address and port; TCP comes before UDP.
+func (a ServiceAddr) Compare(b ServiceAddr) int {
+	if c := a.AddrPort.Compare(b.AddrPort); c != 0 || a.UDP == b.UDP {
+		return c
+	}
+	if b.UDP {
+		return -1
+	}
+	return 1
+}
+
+// MarshalText implements encoding.TextMarshaler.
+func (a ServiceAddr) MarshalText() ([]byte, error) { return []byte(a.String()), nil }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (a *ServiceAddr) UnmarshalText(text []byte) error {
+	at, udp := strings.CutSuffix(string(text), udpSuffix)
+	if udp && at == "" {
+		return fmt.Errorf("%q is no ADDRESS:PORT/udp", text)
+	}
+	a.UDP = udp
+	return a.AddrPort.UnmarshalText([]byte(at))
+}
+
+// Service is an address and a port that stand for backends. A connect of an intercepted socket goes
+// to one of them; for what containers' own stacks send, and others translate, policy is asked about
+// them.
 type Service struct {
-	// Addr is what programs connect to. It is nobody's address.
-	Addr netip.AddrPort `json:"addr"`
+	// Addr is what programs connect to, or send to. It is nobody's address.
+	Addr ServiceAddr `json:"addr"`
 	// Backends are of Addr's family, each as likely. Without any, connects are refused.
 	Backends []netip.AddrPort `json:"backends"`
 	// Affinity is for how many seconds after its last connect an endpoint keeps its backend; 0:
@@ -35,7 +78,7 @@ func (e *ServiceError) Error() string { return e.Field + ": " + e.Message }
 
 // Validate reports the first thing that is wrong: a *ServiceError.
 func (s Service) Validate() error {
-	if err := validTarget(s.Addr); err != "" {
+	if err := validTarget(s.Addr.AddrPort); err != "" {
 		return &ServiceError{"addr", err}
 	}
 	if len(s.Backends) > MaxBackendsOfOne {

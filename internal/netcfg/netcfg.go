@@ -72,6 +72,9 @@ type NodeConfig struct {
 	// packet mark of what is answered by a RST or an ICMP error and goes no further. Both differ
 	// from the others.
 	DropMark, RejectMark uint32
+	// ServiceMark, without and with the lowest bit, is the mark of packets to services, which leave
+	// the node only as policy has been asked about.
+	ServiceMark uint32
 	// DirectPorts are the TCP ports, in host byte order, that direct connections to any node use.
 	// Their packets are never translated, so they are not tracked either.
 	DirectPorts model.PortRange
@@ -138,7 +141,7 @@ func (c NodeConfig) firewall() firewall.Config {
 	return firewall.Config{
 		Underlay: c.Underlay, HasInner: c.hasInner(), Inner: c.Inner, VTEP: c.vtep(), VXLANPort: c.VXLANPort, VNI: c.VNI,
 		Prefixes: c.Prefixes, Gateways: gateways(c.Prefixes), Pool: c.Pool,
-		Mark: c.Mark, OverlayMark: c.OverlayMark, DropMark: c.DropMark, RejectMark: c.RejectMark,
+		Mark: c.Mark, OverlayMark: c.OverlayMark, DropMark: c.DropMark, RejectMark: c.RejectMark, ServiceMark: c.ServiceMark,
 		DirectPorts: c.DirectPorts, Stores: c.Stores, Published: c.Published,
 	}
 }
@@ -161,7 +164,7 @@ func (c *NodeConfig) validate() error {
 	if c.VXLANPort == 0 {
 		c.VXLANPort = DefaultVXLANPort
 	}
-	marks := []uint32{0, c.Mark, c.OverlayMark, c.DropMark, c.RejectMark}
+	marks := []uint32{0, c.Mark, c.OverlayMark, c.DropMark, c.RejectMark, c.ServiceMark, c.ServiceMark | 1}
 	for i, m := range marks {
 		if slices.Contains(marks[:i], m) {
 			return fmt.Errorf("marks %#x: want different ones that are not 0", marks[1:])

@@ -208,7 +208,7 @@ ip link set out0 up
 func nodeConfig(i int) NodeConfig {
 	return NodeConfig{
 		Underlay: underlay[i], Prefixes: prefixes[i : i+1], Pool: []netip.Prefix{pool}, VNI: 42,
-		Mark: testMark, OverlayMark: 0x52, DropMark: 0x53, RejectMark: 0x54, Table: testTable, RulePref: 51,
+		Mark: testMark, OverlayMark: 0x52, DropMark: 0x53, RejectMark: 0x54, ServiceMark: 0x56, Table: testTable, RulePref: 51,
 	}
 }
 

@@ -186,7 +186,7 @@ func (a *Agent) setupKernel() (err error) {
 	a.wanted = netcfg.NodeConfig{
 		Underlay: a.self.Underlay, Outer: outer, Inner: a.cfg.inner(), Translated: a.cfg.translates(), Prefixes: model.WithOverlay6(a.prefix6, a.self.Prefixes), Pool: a.pools(),
 		VNI: a.network.VNI, VXLANPort: a.network.VXLANPort, DirectPorts: a.self.Planes.TCP.DirectPorts,
-		Mark: model.Mark, OverlayMark: model.OverlayMark, DropMark: model.DropMark, RejectMark: model.RejectMark, Table: model.Table, RulePref: rulePref, Stores: a.stores, Published: publishedOf(a.record.Endpoints, nil),
+		Mark: model.Mark, OverlayMark: model.OverlayMark, DropMark: model.DropMark, RejectMark: model.RejectMark, ServiceMark: model.ServiceMark, Table: model.Table, RulePref: rulePref, Stores: a.stores, Published: publishedOf(a.record.Endpoints, nil),
 	}
 	if a.devices, err = netcfg.SetupNode(a.wanted); err != nil {
 		return fmt.Errorf("set up node devices: %w", err)

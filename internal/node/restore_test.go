@@ -53,7 +53,7 @@ func openDatapath(t *testing.T) *datapath.Datapath {
 	})
 	d, err := datapath.Open(datapath.Config{
 		PinDir: filepath.Join(bpf, "heddle"), Cgroup: group, NetworkID: 7, Underlay: netip.MustParseAddr("192.0.2.2"),
-		DirectPorts: model.DefaultDirectPorts, Mark: model.Mark, OverlayMark: model.OverlayMark, DropMark: model.DropMark, RejectMark: model.RejectMark,
+		DirectPorts: model.DefaultDirectPorts, Mark: model.Mark, OverlayMark: model.OverlayMark, DropMark: model.DropMark, RejectMark: model.RejectMark, ServiceMark: model.ServiceMark,
 	})
 	if err != nil {
 		t.Fatal(err)

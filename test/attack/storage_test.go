@@ -112,7 +112,7 @@ func listenUncounted(t *testing.T) string {
 // not get to a backend.
 func TestNoRoomForService(t *testing.T) {
 	p := fullSocket(t)
-	server, vip := lab.StartPeer(t, "heddle", "n2/c1"), netip.MustParseAddrPort("10.96.0.11:80")
+	server, vip := lab.StartPeer(t, "heddle", "n2/c1"), model.ServiceAddr{AddrPort: netip.MustParseAddrPort("10.96.0.11:80")}
 	port := lab.FreePort()
 	server.Must(`l = listen(4, "0.0.0.0", %d)`, port)
 	client := api.Dial(lab.APISocket("n1"))
@@ -120,7 +120,7 @@ func TestNoRoomForService(t *testing.T) {
 	backend := netip.AddrPortFrom(netip.MustParseAddr(lab.Address(t, "heddle", "n2/c1")), uint16(port))
 	testutil.NoError(t, client.EditServices(t.Context(), api.ServiceEdit{Put: []model.Service{{Addr: vip, Backends: []netip.AddrPort{backend}}}}))
 	defer func() {
-		if err := client.EditServices(context.Background(), api.ServiceEdit{Delete: []netip.AddrPort{vip}}); err != nil {
+		if err := client.EditServices(context.Background(), api.ServiceEdit{Delete: []model.ServiceAddr{vip}}); err != nil {
 			t.Error(err)
 		}
 	}()

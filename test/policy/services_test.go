@@ -92,7 +92,7 @@ func TestServices(t *testing.T) {
 	}
 	client := api.Dial(lab.APISocket("n1"))
 	defer client.Close()
-	vip, vip6 := netip.MustParseAddrPort("10.96.0.10:80"), netip.MustParseAddrPort("[fd00:96::10]:80")
+	vip, vip6 := model.ServiceAddr{AddrPort: netip.MustParseAddrPort("10.96.0.10:80")}, model.ServiceAddr{AddrPort: netip.MustParseAddrPort("[fd00:96::10]:80")}
 	edit := func(e api.ServiceEdit) {
 		t.Helper()
 		testutil.NoError(t, client.EditServices(t.Context(), e))
@@ -105,7 +105,7 @@ func TestServices(t *testing.T) {
 		}
 		edit(api.ServiceEdit{Put: []model.Service{s}})
 	}
-	defer edit(api.ServiceEdit{Delete: []netip.AddrPort{vip, vip6}})
+	defer edit(api.ServiceEdit{Delete: []model.ServiceAddr{vip, vip6}})
 	const name, mapped = "10.96.0.10 80", "::ffff:10.96.0.10 80"
 
 	set(0, "n1/c1", "n1/c2", "n2/c1", "n2/c2")

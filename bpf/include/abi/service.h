@@ -6,19 +6,25 @@
 #include <linux/types.h>
 #include "include/abi/address.h"
 
-/* An address and a TCP port that stand for backends. */
+/* An address and a port that stand for backends. Names and layouts are those of versions before:
+ * agents of which one follows the other share the maps. */
 struct service_key {
 	struct address addr;
 	__be16 port;
-	__u16 pad;
+	__u16 pad; /* the protocol: 0 is TCP, and 17 UDP */
 };
 
 struct service {
 	__u32 id;       /* names its backends */
 	__u32 backends; /* slots 0 to backends - 1; 0: connects are refused */
-	/* for how long after its last connect a client keeps its backend; 0: each connect picks
-	 * anew */
+	/* for how long after its last connect a client keeps its backend, SERVICE_AFFINITY of it; 0:
+	 * each connect picks anew. The rest are flags: service_flags */
 	__u32 affinity_s;
+};
+
+enum service_flags {
+	SERVICE_AFFINITY = 0x7fffffff,
+	SERVICE_OVERLAY = 0x80000000, /* no backend is beyond the overlay's pool */
 };
 
 struct backend_key {

@@ -47,7 +47,7 @@ type Config struct {
 	Gateways []netip.Addr
 	Pool     []netip.Prefix
 	// The marks are those of netcfg.NodeConfig.
-	Mark, OverlayMark, DropMark, RejectMark uint32
+	Mark, OverlayMark, DropMark, RejectMark, ServiceMark uint32
 	// DirectPorts are the TCP ports that direct connections to any node use.
 	DirectPorts model.PortRange
 	// Stores are where the nodes' store answers: containers are refused there.

@@ -22,6 +22,7 @@ const knownNodes = "nodes"
 // Counters of what the guards drop, named for the reasons of internal/model.
 const (
 	dropOverlayStranger = "drop_overlay_stranger"
+	dropService         = "drop_service"
 	refuseStore         = "refuse_store"
 )
 
@@ -40,7 +41,7 @@ func (r ruleset) addGuards(nodes []netip.Addr, counts map[string]uint64) error {
 	if err := r.c.AddSet(set, nodeElements(r.cfg.VTEP, nodes)); err != nil {
 		return fmt.Errorf("nftables set %s: %w", knownNodes, err)
 	}
-	for _, name := range []string{dropOverlayStranger, refuseStore, dropPlain} {
+	for _, name := range []string{dropOverlayStranger, refuseStore, dropPlain, dropService} {
 		r.c.AddObj(&nftables.CounterObj{Table: r.table, Name: name, Packets: counts[name]})
 	}
 	overlay := r.base("guard-overlay", nftables.ChainTypeFilter, nftables.ChainHookInput, *nftables.ChainPriorityRaw)

@@ -6,6 +6,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg/netdev"
 )
 
@@ -20,6 +21,39 @@ func (r ruleset) addTranslated() {
 	r.rule(chain, "what is translated to an endpoint goes by its device", markMatch(r.cfg.Mark), translatedMatch(), []expr.Any{
 		&expr.Immediate{Register: 1, Data: binaryutil.NativeEndian.PutUint32(r.cfg.OverlayMark)},
 		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1, SourceRegister: true}})
+}
+
+// servicesChain is where packets go that containers sent to services.
+const servicesChain = "services"
+
+// addServices adds what lets packets that containers sent to services leave the node only as policy
+// has been asked about: by devices whose programs ask about the backend that the node's rules have
+// put in the service's place, or, if policy allows all of its backends, as one of them. Policy has
+// not been asked about the service's own address. It is before all other rules at the hook, which
+// see no mark.
+func (r ruleset) addServices() {
+	chain := r.chain(servicesChain)
+	plain := []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(model.ForeignMarks), Xor: make([]byte, 4)},
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1, SourceRegister: true},
+		&expr.Verdict{Kind: expr.VerdictAccept},
+	}
+	r.rule(chain, "policy is asked there about the backend", nameIs(expr.MetaKeyOIFNAME, deviceNameData(netdev.Overlay), expr.CmpOpEq), plain)
+	r.rule(chain, "and there", nameIs(expr.MetaKeyOIFNAME, []byte(netdev.EndpointPrefix), expr.CmpOpEq), plain)
+	r.rule(chain, "policy allows all backends, and this is one", serviceMatch(r.cfg.ServiceMark|1, model.ForeignMarks), translatedMatch(), plain)
+	r.rule(chain, "policy has not been asked about a service's address", dropAs(dropService))
+	forward := r.base("forwarded", nftables.ChainTypeFilter, nftables.ChainHookForward, earlyPriority)
+	r.rule(forward, "to a service", serviceMatch(r.cfg.ServiceMark, model.ForeignMarks|1), lead(expr.VerdictGoto, servicesChain))
+}
+
+// serviceMatch is "meta mark & ~but == mark".
+func serviceMatch(mark, but uint32) []expr.Any {
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(^but), Xor: make([]byte, 4)},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binaryutil.NativeEndian.PutUint32(mark)},
+	}
 }
 
 // translatedMatch is "ct status dnat": the connection has got another destination than it was made

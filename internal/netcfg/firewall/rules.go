@@ -115,6 +115,7 @@ func (t *Rules) rewrite() error {
 	r.addEarly(t.divert, t.underlay)
 	r.addPlainOut(t.underlay)
 	r.addTranslated()
+	r.addServices()
 	r.addDeliver()
 	r.addOutside()
 	if err := errors.Join(r.addMoved(t.moved), r.addAdopted(t.adopted), r.addPublished(t.published)); err != nil {

@@ -22,7 +22,7 @@ func (p *Plane) WayTo(e model.Endpoint, to netip.AddrPort, here []model.Endpoint
 	if err != nil {
 		return api.Way{}, err
 	}
-	if i := slices.IndexFunc(services, func(s model.Service) bool { return s.Addr == to }); i >= 0 {
+	if i := slices.IndexFunc(services, func(s model.Service) bool { return s.Addr == model.ServiceAddr{AddrPort: to} }); i >= 0 {
 		backends := services[i].Backends
 		if len(backends) != 1 {
 			return api.Way{Why: fmt.Sprintf("a service of %d backends: each connect picks one", len(backends))}, nil

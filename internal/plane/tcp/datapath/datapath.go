@@ -49,6 +49,9 @@ type Config struct {
 	// DropMark is the SO_MARK of sockets whose packets go nowhere, RejectMark the packet mark of
 	// what is answered by a RST or an ICMP error: netcfg's nftables rules do both.
 	DropMark, RejectMark uint32
+	// ServiceMark, without and with the lowest bit, is the packet mark of what goes to services:
+	// netcfg's nftables rules let it leave by the devices that ask policy, or translated.
+	ServiceMark uint32
 	// EndpointSockets is how many sockets an endpoint may have.
 	EndpointSockets uint64
 	// NodePorts are ports of which containers may hold some by name only
@@ -101,7 +104,7 @@ func (c Config) validate() error {
 	if err := c.DirectPorts.Validate(); err != nil {
 		return fmt.Errorf("direct ports: %w", err)
 	}
-	marks := []uint32{0, c.Mark, c.OverlayMark, c.DropMark, c.RejectMark}
+	marks := []uint32{0, c.Mark, c.OverlayMark, c.DropMark, c.RejectMark, c.ServiceMark, c.ServiceMark | 1}
 	for i, m := range marks {
 		if slices.Contains(marks[:i], m) {
 			return fmt.Errorf("marks %#x: want different values, not 0", marks[1:])
@@ -295,6 +298,7 @@ func setVariables(spec *ebpf.CollectionSpec, cfg Config) error {
 		"config_overlay_mark":     cfg.OverlayMark,
 		"config_drop_mark":        cfg.DropMark,
 		"config_reject_mark":      cfg.RejectMark,
+		"config_service_mark":     cfg.ServiceMark,
 		"config_endpoint_sockets": cfg.EndpointSockets,
 		"config_node_port_first":  cfg.NodePorts.First,
 		"config_node_port_last":   cfg.NodePorts.Last,

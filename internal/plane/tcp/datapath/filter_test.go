@@ -32,12 +32,20 @@ func loadFilter(t testing.TB) *Datapath {
 // filtered runs a frame through a program and gives what policy made of it, by what was counted.
 func filtered(t testing.TB, d *Datapath, prog *ebpf.Program, frame []byte) string {
 	t.Helper()
+	verdict, _ := filteredBy(t, d, prog, frame, 0)
+	return verdict
+}
+
+// filteredBy is filtered for a frame that came in by a device, and gives the packet's mark as well.
+func filteredBy(t testing.TB, d *Datapath, prog *ebpf.Program, frame []byte, ifindex uint32) (verdict string, mark uint32) {
+	t.Helper()
 	reasons := []uint32{
 		uint32(heddleHeddleReasonREASON_DROP_POLICY_REJECTED), uint32(heddleHeddleReasonREASON_DROP_POLICY_DROPPED),
 		uint32(heddleHeddleReasonREASON_DROP_UNDECIDABLE),
 	}
 	before := counts(t, d, reasons)
-	action, _, err := prog.Test(frame)
+	var out skbContext
+	action, err := prog.Run(&ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+64), Context: skbContext{IngressIfindex: ifindex}, ContextOut: &out})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,13 +55,13 @@ func filtered(t testing.TB, d *Datapath, prog *ebpf.Program, frame []byte) strin
 			if dropped := action == actShot; dropped != (name != model.VerdictReject.String()) {
 				t.Errorf("%s: action %d", name, action)
 			}
-			return name
+			return name, out.Mark
 		}
 	}
 	if action != actOK {
 		t.Errorf("action %d, and nothing counted", action)
 	}
-	return allowed
+	return allowed, out.Mark
 }
 
 // ip is a packet of the addresses' family.

@@ -370,7 +370,8 @@ const (
 	heddleHeddleReasonREASON_DROP_EARLY                 heddleHeddleReason = 95
 	heddleHeddleReasonREASON_MEND_FIREWALL              heddleHeddleReason = 96
 	heddleHeddleReasonREASON_MEND_ROUTING               heddleHeddleReason = 97
-	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 98
+	heddleHeddleReasonREASON_DROP_SERVICE               heddleHeddleReason = 98
+	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 99
 )
 
 type heddleHeddleVerdict uint32
@@ -577,6 +578,13 @@ type heddleService struct {
 	Backends  uint32
 	AffinityS uint32
 }
+
+type heddleServiceFlags uint32
+
+const (
+	heddleServiceFlagsSERVICE_AFFINITY heddleServiceFlags = 2147483647
+	heddleServiceFlagsSERVICE_OVERLAY  heddleServiceFlags = 2147483648
+)
 
 type heddleServiceKey struct {
 	_    structs.HostLayout
@@ -956,6 +964,7 @@ const (
 	heddleVarConfigPortLast        = "config_port_last"
 	heddleVarConfigPrefix6         = "config_prefix6"
 	heddleVarConfigRejectMark      = "config_reject_mark"
+	heddleVarConfigServiceMark     = "config_service_mark"
 	heddleVarConfigUnderlay        = "config_underlay"
 	heddleVarConfigUnderlayIfindex = "config_underlay_ifindex"
 	heddleVarConfigUnderlayInner   = "config_underlay_inner"
@@ -991,6 +1000,7 @@ const (
 	heddleVarTypeNeighbourTimes    = "type_neighbour_times"
 	heddleVarTypePolicyFlags       = "type_policy_flags"
 	heddleVarTypeRouteFlags        = "type_route_flags"
+	heddleVarTypeServiceFlags      = "type_service_flags"
 	heddleVarTypeSockTagFlags      = "type_sock_tag_flags"
 	heddleVarTypeSockTagOptions    = "type_sock_tag_options"
 	heddleVarTypeSocketOwnerRecord = "type_socket_owner_record"
@@ -1186,6 +1196,7 @@ type heddleVariableSpecs struct {
 	ConfigPortLast        *ebpf.VariableSpec `ebpf:"config_port_last"`
 	ConfigPrefix6         *ebpf.VariableSpec `ebpf:"config_prefix6"`
 	ConfigRejectMark      *ebpf.VariableSpec `ebpf:"config_reject_mark"`
+	ConfigServiceMark     *ebpf.VariableSpec `ebpf:"config_service_mark"`
 	ConfigUnderlay        *ebpf.VariableSpec `ebpf:"config_underlay"`
 	ConfigUnderlayIfindex *ebpf.VariableSpec `ebpf:"config_underlay_ifindex"`
 	ConfigUnderlayInner   *ebpf.VariableSpec `ebpf:"config_underlay_inner"`
@@ -1221,6 +1232,7 @@ type heddleVariableSpecs struct {
 	TypeNeighbourTimes    *ebpf.VariableSpec `ebpf:"type_neighbour_times"`
 	TypePolicyFlags       *ebpf.VariableSpec `ebpf:"type_policy_flags"`
 	TypeRouteFlags        *ebpf.VariableSpec `ebpf:"type_route_flags"`
+	TypeServiceFlags      *ebpf.VariableSpec `ebpf:"type_service_flags"`
 	TypeSockTagFlags      *ebpf.VariableSpec `ebpf:"type_sock_tag_flags"`
 	TypeSockTagOptions    *ebpf.VariableSpec `ebpf:"type_sock_tag_options"`
 	TypeSocketOwnerRecord *ebpf.VariableSpec `ebpf:"type_socket_owner_record"`
@@ -1402,6 +1414,7 @@ type heddleVariables struct {
 	ConfigPortLast        *ebpf.Variable `ebpf:"config_port_last"`
 	ConfigPrefix6         *ebpf.Variable `ebpf:"config_prefix6"`
 	ConfigRejectMark      *ebpf.Variable `ebpf:"config_reject_mark"`
+	ConfigServiceMark     *ebpf.Variable `ebpf:"config_service_mark"`
 	ConfigUnderlay        *ebpf.Variable `ebpf:"config_underlay"`
 	ConfigUnderlayIfindex *ebpf.Variable `ebpf:"config_underlay_ifindex"`
 	ConfigUnderlayInner   *ebpf.Variable `ebpf:"config_underlay_inner"`
@@ -1437,6 +1450,7 @@ type heddleVariables struct {
 	TypeNeighbourTimes    *ebpf.Variable `ebpf:"type_neighbour_times"`
 	TypePolicyFlags       *ebpf.Variable `ebpf:"type_policy_flags"`
 	TypeRouteFlags        *ebpf.Variable `ebpf:"type_route_flags"`
+	TypeServiceFlags      *ebpf.Variable `ebpf:"type_service_flags"`
 	TypeSockTagFlags      *ebpf.Variable `ebpf:"type_sock_tag_flags"`
 	TypeSockTagOptions    *ebpf.Variable `ebpf:"type_sock_tag_options"`
 	TypeSocketOwnerRecord *ebpf.Variable `ebpf:"type_socket_owner_record"`

@@ -15,7 +15,7 @@ import (
 // changes: of a service with many backends, those that came and went.
 type services struct {
 	mu     sync.Mutex
-	byAddr map[netip.AddrPort]*writtenService // nil: not read yet
+	byAddr map[model.ServiceAddr]*writtenService // nil: not read yet
 	lastID uint32
 	// backends counts those of all services.
 	backends int
@@ -25,13 +25,28 @@ type writtenService struct {
 	id       uint32
 	affinity uint32
 	slots    []netip.AddrPort
+	beyond   int // how many of them are beyond the overlay's pool
 }
+
+// What the field of affinity has beside seconds (enum service_flags).
+const (
+	serviceOverlay  = uint32(heddleServiceFlagsSERVICE_OVERLAY)
+	serviceAffinity = uint32(heddleServiceFlagsSERVICE_AFFINITY)
+)
 
 // ErrServicesFull says that the maps of services have no room.
 var ErrServicesFull = errors.New("no room for more services or backends")
 
-func serviceKey(a netip.AddrPort) heddleServiceKey {
-	return heddleServiceKey{Addr: fromAddr(a.Addr()), Port: toPort(a.Port())}
+func serviceKey(a model.ServiceAddr) heddleServiceKey {
+	key := heddleServiceKey{Addr: fromAddr(a.Addr()), Port: toPort(a.Port())}
+	if a.UDP {
+		key.Pad = uint16(model.ProtocolUDP)
+	}
+	return key
+}
+
+func serviceAddr(k heddleServiceKey) model.ServiceAddr {
+	return model.ServiceAddr{AddrPort: netip.AddrPortFrom(toAddr(k.Addr), toPort(k.Port)), UDP: k.Pad != 0}
 }
 
 func backendOf(a netip.AddrPort) heddleBackend {
@@ -39,7 +54,20 @@ func backendOf(a netip.AddrPort) heddleBackend {
 }
 
 func (w *writtenService) value() heddleService {
-	return heddleService{Id: w.id, Backends: uint32(len(w.slots)), AffinityS: w.affinity}
+	v := heddleService{Id: w.id, Backends: uint32(len(w.slots)), AffinityS: w.affinity}
+	if w.beyond == 0 {
+		v.AffinityS |= serviceOverlay
+	}
+	return v
+}
+
+// beyondOverlay gives 1 for an address that is not of the pool.
+func (d *Datapath) beyondOverlay(a netip.AddrPort) int {
+	if d.cfg.Prefix6.IsValid() && d.cfg.Prefix6.Contains(a.Addr()) ||
+		slices.ContainsFunc(d.cfg.Pool, func(p netip.Prefix) bool { return p.Contains(a.Addr()) }) {
+		return 0
+	}
+	return 1
 }
 
 // Services gives the services in force, sorted by address: those that an earlier agent left, too.
@@ -51,7 +79,7 @@ func (d *Datapath) Services() ([]model.Service, error) {
 		return nil, err
 	}
 	out := make([]model.Service, 0, len(s.byAddr))
-	for _, addr := range slices.SortedFunc(maps.Keys(s.byAddr), netip.AddrPort.Compare) {
+	for _, addr := range slices.SortedFunc(maps.Keys(s.byAddr), model.ServiceAddr.Compare) {
 		w := s.byAddr[addr]
 		out = append(out, model.Service{Addr: addr, Backends: slices.Clone(w.slots), Affinity: w.affinity})
 	}
@@ -95,7 +123,7 @@ func (d *Datapath) SetService(want model.Service) error {
 
 // changeBackends writes what came, then the service, then takes away what went: a connect always
 // finds one.
-func (d *Datapath) changeBackends(addr netip.AddrPort, w *writtenService, want []netip.AddrPort) error {
+func (d *Datapath) changeBackends(addr model.ServiceAddr, w *writtenService, want []netip.AddrPort) error {
 	have := make(map[netip.AddrPort]bool, len(w.slots))
 	for _, b := range w.slots {
 		have[b] = true
@@ -114,6 +142,7 @@ func (d *Datapath) changeBackends(addr netip.AddrPort, w *writtenService, want [
 			return err
 		}
 		w.slots = append(w.slots, b)
+		w.beyond += d.beyondOverlay(b)
 		d.services.backends++
 	}
 	key, value := serviceKey(addr), w.value()
@@ -134,6 +163,7 @@ func (d *Datapath) changeBackends(addr netip.AddrPort, w *writtenService, want [
 // removeBackend puts the last slot's backend into slot i, and takes the last slot away.
 func (d *Datapath) removeBackend(key heddleServiceKey, w *writtenService, i int) error {
 	gone, last := backendOf(w.slots[i]), len(w.slots)-1
+	w.beyond -= d.beyondOverlay(w.slots[i])
 	if i != last {
 		moved := backendOf(w.slots[last])
 		if err := d.objs.BackendBySlot.Put(&heddleBackendKey{ServiceId: w.id, Slot: uint32(i)}, &moved); err != nil {
@@ -152,7 +182,7 @@ func (d *Datapath) removeBackend(key heddleServiceKey, w *writtenService, i int)
 
 // DeleteService takes a service out of force: its address is then an address like others. An absent
 // one is no error.
-func (d *Datapath) DeleteService(addr netip.AddrPort) error {
+func (d *Datapath) DeleteService(addr model.ServiceAddr) error {
 	s := &d.services
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -186,7 +216,8 @@ func (d *Datapath) readServices() error {
 	if s.byAddr != nil {
 		return nil
 	}
-	byAddr, byID := make(map[netip.AddrPort]*writtenService), make(map[uint32]*writtenService)
+	byAddr, byID := make(map[model.ServiceAddr]*writtenService), make(map[uint32]*writtenService)
+	overlay := make(map[uint32]bool)
 	s.lastID, s.backends = 0, 0
 	var (
 		key   heddleServiceKey
@@ -194,8 +225,9 @@ func (d *Datapath) readServices() error {
 	)
 	entries := d.objs.ServiceByAddr.Iterate()
 	for entries.Next(&key, &value) {
-		w := &writtenService{id: value.Id, affinity: value.AffinityS, slots: make([]netip.AddrPort, value.Backends)}
-		byAddr[netip.AddrPortFrom(toAddr(key.Addr), toPort(key.Port))], byID[w.id] = w, w
+		w := &writtenService{id: value.Id, affinity: value.AffinityS & serviceAffinity, slots: make([]netip.AddrPort, value.Backends)}
+		byAddr[serviceAddr(key)], byID[w.id] = w, w
+		overlay[w.id] = value.AffinityS&serviceOverlay != 0
 		s.lastID = max(s.lastID, w.id)
 		s.backends += len(w.slots)
 	}
@@ -204,6 +236,16 @@ func (d *Datapath) readServices() error {
 	}
 	if err := d.readBackends(byID); err != nil {
 		return fmt.Errorf("read backends of services: %w", err)
+	}
+	// Agents before did not say where backends are, or had another pool.
+	for addr, w := range byAddr {
+		if overlay[w.id] == (w.beyond == 0) {
+			continue
+		}
+		key, value := serviceKey(addr), w.value()
+		if err := d.objs.ServiceByAddr.Put(&key, &value); err != nil {
+			return fmt.Errorf("service %s: %w", addr, err)
+		}
 	}
 	s.byAddr = byAddr
 	return nil
@@ -230,6 +272,7 @@ func (d *Datapath) readBackends(byID map[uint32]*writtenService) error {
 	members := make(map[heddleMemberKey]bool)
 	for id, w := range byID {
 		for _, b := range w.slots {
+			w.beyond += d.beyondOverlay(b)
 			members[heddleMemberKey{ServiceId: id, Backend: backendOf(b)}] = true
 		}
 	}

@@ -13,9 +13,9 @@ import (
 
 // serviceMaps reads the maps as the programs see them, and complains about what is in none or in
 // two ways.
-func serviceMaps(t *testing.T, d *Datapath) map[netip.AddrPort]model.Service {
+func serviceMaps(t *testing.T, d *Datapath) map[model.ServiceAddr]model.Service {
 	t.Helper()
-	out, owner := make(map[netip.AddrPort]model.Service), make(map[uint32]netip.AddrPort)
+	out, owner := make(map[model.ServiceAddr]model.Service), make(map[uint32]model.ServiceAddr)
 	var (
 		key     heddleServiceKey
 		value   heddleService
@@ -26,12 +26,12 @@ func serviceMaps(t *testing.T, d *Datapath) map[netip.AddrPort]model.Service {
 	)
 	services := d.objs.ServiceByAddr.Iterate()
 	for services.Next(&key, &value) {
-		addr := netip.AddrPortFrom(toAddr(key.Addr), toPort(key.Port))
+		addr := serviceAddr(key)
 		if other, twice := owner[value.Id]; twice {
 			t.Errorf("%s and %s have the id %d", addr, other, value.Id)
 		}
 		owner[value.Id] = addr
-		out[addr] = model.Service{Addr: addr, Affinity: value.AffinityS, Backends: make([]netip.AddrPort, value.Backends)}
+		out[addr] = model.Service{Addr: addr, Affinity: value.AffinityS & serviceAffinity, Backends: make([]netip.AddrPort, value.Backends)}
 	}
 	slots := d.objs.BackendBySlot.Iterate()
 	n := 0
@@ -54,13 +54,21 @@ func serviceMaps(t *testing.T, d *Datapath) map[netip.AddrPort]model.Service {
 		t.Errorf("%d more slots than members", n)
 	}
 	for addr, s := range out {
+		key := serviceKey(addr)
+		if err := d.objs.ServiceByAddr.Lookup(&key, &value); err != nil {
+			t.Fatal(err)
+		}
+		beyond := slices.ContainsFunc(s.Backends, func(b netip.AddrPort) bool { return d.beyondOverlay(b) == 1 })
+		if beyond == (value.AffinityS&serviceOverlay != 0) {
+			t.Errorf("%s, backends beyond the overlay: %t; the maps say otherwise", addr, beyond)
+		}
 		slices.SortFunc(s.Backends, netip.AddrPort.Compare)
 		out[addr] = s
 	}
 	return out
 }
 
-func sameServices(a, b map[netip.AddrPort]model.Service) error {
+func sameServices(a, b map[model.ServiceAddr]model.Service) error {
 	if len(a) != len(b) {
 		return fmt.Errorf("%d services, want %d", len(a), len(b))
 	}
@@ -72,13 +80,17 @@ func sameServices(a, b map[netip.AddrPort]model.Service) error {
 	return nil
 }
 
+func serviceAt(s string) model.ServiceAddr {
+	return model.ServiceAddr{AddrPort: netip.MustParseAddrPort(s)}
+}
+
 // TestServices: after any changes the maps have what was asked for, and nothing else; so they do
 // for an agent that finds them, also those of one that ended within a change.
 func TestServices(t *testing.T) {
 	d := loadForTest(t)
 	random := rand.New(rand.NewPCG(1, 2))
-	addrs := []netip.AddrPort{netip.MustParseAddrPort("10.96.0.1:80"), netip.MustParseAddrPort("10.96.0.1:81"), netip.MustParseAddrPort("[fd00::1]:80")}
-	want := make(map[netip.AddrPort]model.Service)
+	addrs := []model.ServiceAddr{serviceAt("10.96.0.1:80"), {AddrPort: serviceAt("10.96.0.1:80").AddrPort, UDP: true}, serviceAt("[fd00::1]:80")}
+	want := make(map[model.ServiceAddr]model.Service)
 	for step := range 200 {
 		addr := addrs[random.IntN(len(addrs))]
 		switch random.IntN(8) {
@@ -95,7 +107,10 @@ func TestServices(t *testing.T) {
 				if random.IntN(2) == 0 {
 					continue
 				}
-				b := netip.AddrFrom4([4]byte{10, 1, 0, byte(i)})
+				b := netip.AddrFrom4([4]byte{10, 244, 1, byte(i)})
+				if i == 11 { // of the host's network
+					b = netip.AddrFrom4([4]byte{192, 0, 2, 1})
+				}
 				if addr.Addr().Is6() {
 					b = netip.AddrFrom16([16]byte{0xfd, 15: byte(i)})
 				}
@@ -136,7 +151,7 @@ func TestServices(t *testing.T) {
 	if d.services.lastID < 4000 {
 		t.Errorf("the next service may get id %d, which backends were of", d.services.lastID+1)
 	}
-	if err := d.SetService(model.Service{Addr: netip.MustParseAddrPort("127.0.0.1:80")}); err == nil {
+	if err := d.SetService(model.Service{Addr: serviceAt("127.0.0.1:80")}); err == nil {
 		t.Error("a service at a loopback address is taken")
 	}
 	d.services.backends = model.MaxBackends

@@ -48,7 +48,7 @@ func loadForTestAs(t testing.TB, without uint64, change func(*Config)) *Datapath
 		Prefix6:   netip.MustParsePrefix("fd48:6464:1::/96"),
 		Pool:      []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")},
 		NetworkID: 7, Underlay: underlayB, DirectPorts: model.PortRange{First: 17440, Last: 17455},
-		Mark: 1, OverlayMark: 2, DropMark: 3, RejectMark: 4, VXLANPort: testVXLANPort, VNI: testVNI,
+		Mark: 1, OverlayMark: 2, DropMark: 3, RejectMark: 4, ServiceMark: 6, VXLANPort: testVXLANPort, VNI: testVNI,
 	}
 	change(&cfg)
 	if err := setVariables(spec, cfg); err != nil {

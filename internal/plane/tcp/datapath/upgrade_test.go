@@ -47,7 +47,7 @@ func upgradeConfig(t *testing.T) Config {
 	})
 	return Config{
 		PinDir: filepath.Join(bpf, "heddle"), Cgroup: group, NetworkID: 7, Underlay: underlayB,
-		DirectPorts: model.PortRange{First: 17440, Last: 17455}, Mark: 1, OverlayMark: 2, DropMark: 3, RejectMark: 4,
+		DirectPorts: model.PortRange{First: 17440, Last: 17455}, Mark: 1, OverlayMark: 2, DropMark: 3, RejectMark: 4, ServiceMark: 6,
 	}
 }
 

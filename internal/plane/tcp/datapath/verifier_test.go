@@ -28,7 +28,7 @@ func TestVerifierWork(t *testing.T) {
 	cfg := Config{
 		Prefix6: netip.MustParsePrefix("fd48:6464:1::/96"), Pool: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")},
 		NetworkID: 7, Underlay: underlayB, DirectPorts: model.PortRange{First: 17440, Last: 17455},
-		Mark: 1, OverlayMark: 2, DropMark: 3, RejectMark: 4, VXLANPort: testVXLANPort, VNI: testVNI,
+		Mark: 1, OverlayMark: 2, DropMark: 3, RejectMark: 4, ServiceMark: 6, VXLANPort: testVXLANPort, VNI: testVNI,
 		EndpointSockets: 65536, EndpointPorts: 6175, NodePorts: model.PortRange{First: 57472, Last: 60999},
 		EphemeralPorts: model.PortRange{First: 32768, Last: 60999}, DivertIfindex: 2, UnderlayIfindex: 3, Firewall: 10 * time.Second,
 		OverlayIfindex: 4, VTEPMAC: "02:48:0a:00:00:01",

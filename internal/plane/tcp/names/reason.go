@@ -199,6 +199,8 @@ var Reasons = []model.Reason{
 		Remedy: "somebody flushes the node's rules: `heddle status` says who; \"Reload your rules\" in docs/howto/firewall.md"},
 	{Name: "mend_routing", Kind: model.KindMend, Help: "times that routing rules or routes of Heddle's were gone, and the agent added them again",
 		Remedy: "a network manager removes what is not its own: \"Reload your rules\" in docs/howto/firewall.md"},
+	{Name: "drop_service", Kind: model.KindDrop, Help: "packet of a container's own stack to a service's address that was to leave the node as such, or as a backend that Heddle does not know: policy has not been asked about that",
+		Remedy: "a few: kube-proxy had no rule for the service yet; more: it does not run on the node, or its rules are others' by now (`kubectl get endpointslices`)"},
 }
 
 // String gives the reason's name.

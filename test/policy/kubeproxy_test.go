@@ -31,12 +31,14 @@ type proxied struct {
 	backends             []proxiedBackend
 	open, closed         map[string]int // TCP, by the server's mode
 	udpOpen, udpClosed   int
+	beyond               map[netip.AddrPort]string // services of others than containers, and what connects to them meet
+	beyondOpen           int
 	services             []model.Service
 	prerouting, nodeport strings.Builder
 }
 
 func newProxied(t *testing.T) *proxied {
-	p := &proxied{open: map[string]int{}, closed: map[string]int{}, udpOpen: lab.FreePort(), udpClosed: lab.FreePort()}
+	p := &proxied{open: map[string]int{}, closed: map[string]int{}, beyond: map[netip.AddrPort]string{}, udpOpen: lab.FreePort(), udpClosed: lab.FreePort()}
 	for _, mode := range lab.Modes {
 		p.open[mode], p.closed[mode] = lab.FreePort(), lab.FreePort()
 	}
@@ -51,12 +53,39 @@ func newProxied(t *testing.T) *proxied {
 			p.add(t, at, mode)
 		}
 	}
+	p.addBeyond(t)
 	lab.Spoil(t, "n1", "inet", fmt.Sprintf(`chain pre { type nat hook prerouting priority dstnat;
 %s}
 chain post { type nat hook postrouting priority srcnat;
 meta l4proto tcp ct status dnat ct original proto-dst { %s } masquerade
 }`, p.prerouting.String(), strings.TrimSuffix(p.nodeport.String(), ",")))
 	return p
+}
+
+// addBeyond adds services of the host outside, of which a port is allowed, and of the client's node,
+// as the API server's may be, of which every port is.
+func (p *proxied) addBeyond(t *testing.T) {
+	p.beyondOpen = lab.FreePort()
+	shut, own := lab.FreePort(), lab.FreePort()
+	startPolicyPeer(t, "host", "outside").Must("serve([%d, %d])", p.beyondOpen, shut)
+	startPolicyPeer(t, "host", "n1/c1").Must("serve([%d])", own)
+	outside, node := netip.MustParseAddr(lab.OutsideTarget(t)), netip.MustParseAddr(lab.Address(t, "host", "n1/c1"))
+	at := func(a netip.Addr, port int) netip.AddrPort { return netip.AddrPortFrom(a, uint16(port)) }
+	vip := netip.MustParseAddr("10.96.1.100")
+	for i, c := range []struct {
+		backends []netip.AddrPort // the first is the one that it is translated to
+		want     string
+	}{
+		{[]netip.AddrPort{at(outside, p.beyondOpen)}, "hi"},
+		{[]netip.AddrPort{at(node, own)}, "hi"},
+		{[]netip.AddrPort{at(outside, p.beyondOpen), at(node, own)}, "hi"},
+		{[]netip.AddrPort{at(outside, shut)}, "ECONNREFUSED"},
+	} {
+		service := at(vip, serviceTCP+i)
+		p.beyond[service] = c.want
+		p.services = append(p.services, model.Service{Addr: model.ServiceAddr{AddrPort: service}, Backends: c.backends})
+		fmt.Fprintf(&p.prerouting, "ip daddr %s tcp dport %d dnat ip to %s\n", vip, service.Port(), c.backends[0])
+	}
 }
 
 func (p *proxied) add(t *testing.T, at, mode string) {
@@ -92,10 +121,11 @@ func (p *proxied) policy(t *testing.T, client string, ports map[string]int) map[
 	}
 	slices.Sort(allowed)
 	host := map[string]any{"action": "allow", "peers": []any{map[string]any{"entity": "host"}}}
+	outside := map[string]any{"action": "allow", "peers": []any{map[string]any{"prefix": lab.OutsideTarget(t) + "/32"}}, "ports": []string{fmt.Sprintf("tcp/%d", p.beyondOpen)}}
 	return map[string]any{"apiVersion": "heddle.dev/v1", "kind": "Policy", "name": "proxied",
 		"subject": map[string]any{"prefixes": []string{lab.Address(t, "overlay", client) + "/32"}},
 		"ingress": map[string]any{"default": "deny", "rules": []any{host}},
-		"egress": map[string]any{"default": "deny", "rules": []any{host,
+		"egress": map[string]any{"default": "deny", "rules": []any{host, outside,
 			map[string]any{"action": "allow", "peers": []any{map[string]any{"endpoints": map[string]any{}}}, "ports": allowed}}}}
 }
 
@@ -161,6 +191,9 @@ func (p *proxied) reach(t *testing.T, client *lab.Peer, mode string) (live []str
 			add(4, lab.Address(t, "host", "n1/c1"), b.nodePort, "hi")
 			add(4, lab.Address(t, "host", "n1/c1"), b.nodeShut, "ECONNREFUSED")
 		}
+	}
+	for service, wanted := range p.beyond {
+		add(4, service.Addr(), int(service.Port()), wanted)
 	}
 	answer(t, client, &got, "attempts(json.loads(%s), 0)", lab.JSON(t, lab.JSON(t, targets)))
 	if !slices.Equal(got, want) {

@@ -199,5 +199,29 @@ func (p *proxied) reach(t *testing.T, client *lab.Peer, mode string) (live []str
 	if !slices.Equal(got, want) {
 		t.Errorf("connects to %v:\n%v, want\n%v", targets, got, want)
 	}
+	if mode == "overlay" {
+		p.reachNobody(t, client)
+	}
 	return live
+}
+
+// reachNobody tries a service without backends: kube-proxy rejects that when it is forwarded.
+func (p *proxied) reachNobody(t *testing.T, client *lab.Peer) {
+	at, port := lab.OutsideTarget(t), lab.FreePort()
+	service := model.ServiceAddr{AddrPort: netip.AddrPortFrom(netip.MustParseAddr(at), uint16(port))}
+	node := api.Dial(lab.APISocket("n1"))
+	defer node.Close()
+	testutil.NoError(t, node.EditServices(t.Context(), api.ServiceEdit{Put: []model.Service{{Addr: service}}}))
+	reject := lab.Spoil(t, "n1", "ip", fmt.Sprintf("chain forwarded { type filter hook forward priority filter; ip daddr %s tcp dport %d reject with tcp reset; }", at, port))
+	before := lab.Counters(t, "n1")["drop_service"]
+	client.Expect(`["ECONNREFUSED"]`, "attempts([[4, %q, %d, False, '']], 0)", at, port)
+	reject()
+	if now := lab.Counters(t, "n1")["drop_service"]; now != before {
+		t.Errorf("%d packets are dropped that others reject", now-before)
+	}
+	client.Expect(`["hangs"]`, "attempts([[4, %q, %d, True, '']], 0.5)", at, port)
+	if now := lab.Counters(t, "n1")["drop_service"]; now == before {
+		t.Error("what nobody rejects is not dropped")
+	}
+	testutil.NoError(t, node.EditServices(t.Context(), api.ServiceEdit{Delete: []model.ServiceAddr{service}}))
 }

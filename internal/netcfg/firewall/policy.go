@@ -23,14 +23,17 @@ func (r ruleset) addTranslated() {
 		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1, SourceRegister: true}})
 }
 
+// forwardedPriority comes after others' filters (0): kube-proxy rejects there what is for a Service
+// without backends, and its sender is to hear of it.
+const forwardedPriority = 10
+
 // servicesChain is where packets go that containers sent to services.
 const servicesChain = "services"
 
 // addServices adds what lets packets that containers sent to services leave the node only as policy
 // has been asked about: by devices whose programs ask about the backend that the node's rules have
 // put in the service's place, or, if policy allows all of its backends, as one of them. Policy has
-// not been asked about the service's own address. It is before all other rules at the hook, which
-// see no mark.
+// not been asked about the service's own address.
 func (r ruleset) addServices() {
 	chain := r.chain(servicesChain)
 	plain := []expr.Any{
@@ -43,7 +46,7 @@ func (r ruleset) addServices() {
 	r.rule(chain, "and there", nameIs(expr.MetaKeyOIFNAME, []byte(netdev.EndpointPrefix), expr.CmpOpEq), plain)
 	r.rule(chain, "policy allows all backends, and this is one", serviceMatch(r.cfg.ServiceMark|1, model.ForeignMarks), translatedMatch(), plain)
 	r.rule(chain, "policy has not been asked about a service's address", dropAs(dropService))
-	forward := r.base("forwarded", nftables.ChainTypeFilter, nftables.ChainHookForward, earlyPriority)
+	forward := r.base("forwarded", nftables.ChainTypeFilter, nftables.ChainHookForward, forwardedPriority)
 	r.rule(forward, "to a service", serviceMatch(r.cfg.ServiceMark, model.ForeignMarks|1), lead(expr.VerdictGoto, servicesChain))
 }
 

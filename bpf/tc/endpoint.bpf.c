@@ -177,8 +177,6 @@ static __noinline int filter_entering(struct __sk_buff *skb, const struct packet
 	struct endpoint *ep = bpf_map_lookup_elem(&endpoint_by_ifindex, &ifindex);
 	__be32 receiver = ep ? ep->addr4.word[3] : 0;
 
-	if (!translated)
-		translated = masqueraded_sender(skb, p);
 	if (kind != PACKET_TCP)
 		return filter_other(skb, p, 0, receiver, translated);
 	return filter_tcp(skb, p, 0, receiver, translated);
@@ -229,6 +227,8 @@ static __always_inline int to_endpoint_verdict(struct __sk_buff *skb)
 	}
 	if (kind == PACKET_TCP && is_syn(&p))
 		translated = translated_sender(skb, &p);
+	if (!translated)
+		translated = masqueraded_sender(skb, &p);
 	if (!(ours && established && !is_syn(&p)) && !is_refusal(skb, &p, kind)) {
 		action = filter_entering(skb, &p, kind, translated);
 		/* Past nftables here: what is to be answered goes by it once more. */

@@ -45,7 +45,8 @@ static __noinline __be32 masqueraded_sender(struct __sk_buff *skb, const struct 
 
 /* Tells the listener's side whose SYN this is, if the node's firewall gave it this destination and
  * it is a container's of this node: of a process of its own stack (what did not need translation
- * does not come this way), or of a node socket. */
+ * does not come this way), or of a node socket. translated: who it is, where the packet does not
+ * say. */
 static __noinline bool remember_translated(struct __sk_buff *skb, const struct packet *p, __be32 translated)
 {
 	struct flow flow = {};

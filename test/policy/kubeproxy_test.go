@@ -189,6 +189,7 @@ func (p *proxied) reach(t *testing.T, client *lab.Peer, mode string) (live []str
 		}
 		if mode == "overlay" {
 			add(4, lab.Address(t, "host", "n1/c1"), b.nodePort, "hi")
+			live = append(live, fmt.Sprintf("opened(4, %q, %d)", lab.Address(t, "host", "n1/c1"), b.nodePort))
 			add(4, lab.Address(t, "host", "n1/c1"), b.nodeShut, "ECONNREFUSED")
 		}
 	}

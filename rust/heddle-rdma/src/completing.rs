@@ -96,13 +96,18 @@ impl Objects {
 
     /// Fails a receive request, and its queue pair.
     pub(crate) fn fail_receive(&mut self, number: u32, wr_id: u64, status: u32) {
+        self.tell_failed_receive(number, wr_id, status);
+        self.fail(number);
+    }
+
+    /// The completion of a receive request into which nothing came.
+    pub(crate) fn tell_failed_receive(&mut self, number: u32, wr_id: u64, status: u32) {
         let Some(qp) = self.qps.get(number) else { return };
         let opcode = ibv::WC_RECV;
         let completion =
             verbs_completion { wr_id, status, opcode, qp_num: number, ..Default::default() };
         let cq = qp.recv_cq;
         self.complete(cq, &completion, false);
-        self.fail(number);
     }
 
     /// Completes the receive request of `peer` that a message took.

@@ -7,7 +7,6 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
-use verbs_protocol::abi::verbs_completion;
 use verbs_protocol::ibv;
 use verbs_protocol::slots::{Receive, Send};
 use verbs_protocol::statistics::Reason;
@@ -16,7 +15,7 @@ use verbs_qp::State;
 use crate::bounce::{Bounce, No, Plan};
 use crate::endpoint::Quota;
 use crate::ibverbs::{Completion, Domain, Pair};
-use crate::objects::{Current, Objects};
+use crate::objects::{Current, Objects, Qp};
 use crate::outside::Again;
 use crate::receiving::Taken;
 use crate::requests::{QUANTUM, REQUEST_COST, Told, Turn, refusal};
@@ -382,6 +381,22 @@ impl Objects {
         true
     }
 
+    /// Completes what the card has done with a queue pair whose program has it go to ERR, before the
+    /// rest is flushed.
+    pub(crate) fn finish_native(self: &mut Box<Self>, number: u32) {
+        self.take_native();
+        let worker = self.worker.serves();
+        let Some(qp) = self.qps.get_mut(number) else { return };
+        // A thread that is in the middle of a turn of it completes that itself.
+        if std::mem::replace(&mut qp.in_turn, true) {
+            return;
+        }
+        let (epoch, mut budget) = (qp.epoch, i64::MAX);
+        self.complete_native(number, &mut budget);
+        let number = self.still(number, epoch);
+        self.end_turn(number, worker);
+    }
+
     /// Completes what the card has done.
     fn complete_native(self: &mut Box<Self>, number: u32, budget: &mut i64) -> bool {
         let mut worked = false;
@@ -470,6 +485,11 @@ impl Objects {
         if status != ibv::WC_SUCCESS {
             return self.fail_receive(number, receive.wr_id, status);
         }
+        self.tell_native_receive(number, receive.wr_id, done);
+    }
+
+    fn tell_native_receive(&mut self, number: u32, wr_id: u64, done: &Completion) {
+        let written = done.opcode == ibv::WC_RECV_RDMA_WITH_IMM;
         let opcode = match (written, done.flags & ibv::WC_WITH_IMM != 0) {
             (true, _) => ibv::WR_RDMA_WRITE_WITH_IMM,
             (false, true) => ibv::WR_SEND_WITH_IMM,
@@ -477,12 +497,52 @@ impl Objects {
         };
         let source = self.qps.get(number).map_or(0, |qp| qp.attr.dest_qp_num);
         // The card does not say whether the peer asked for an event.
+        let length = u64::from(done.length);
         let told = Told { opcode, imm: done.imm, solicited: true, source, length };
-        self.complete_receive(number, told, receive.wr_id);
+        self.complete_receive(number, told, wr_id);
+    }
+
+    /// The same of a queue pair that ends where nobody may wait for memory of its program, as far as
+    /// nothing has to be copied to that: what is behind such a request is flushed with it.
+    fn complete_native_briefly(&mut self, number: u32) {
+        self.take_native();
+        let mut stopped = [false; 2];
+        loop {
+            let native = self.qps.get_mut(number).and_then(|qp| qp.native.as_mut());
+            let Some(native) = native else { return };
+            let Some(done) = native.done.pop_front() else { return };
+            let (good, receives) = (done.status == ibv::WC_SUCCESS, done.id & RECEIVE != 0);
+            let stopped = &mut stopped[usize::from(receives)];
+            // Of one that was not asked for there is no request.
+            *stopped |= done.status == ibv::WC_WR_FLUSH_ERR;
+            if receives {
+                let written = done.opcode == ibv::WC_RECV_RDMA_WITH_IMM;
+                let told = |r: &mut Received| {
+                    r.is_for(&done) && (!good || written || r.plan.bounced.is_empty())
+                };
+                match native.received.pop_front_if(|r| !*stopped && told(r)) {
+                    Some(r) if good => self.tell_native_receive(number, r.receive.wr_id, &done),
+                    Some(r) => self.tell_failed_receive(number, r.receive.wr_id, done.status),
+                    None => *stopped = true,
+                }
+            } else {
+                let told = |s: &mut Sent| {
+                    !good || !returns(s.send.head.opcode) || s.plan.bounced.is_empty()
+                };
+                match native.sent.pop_front_if(|s| !*stopped && told(s)) {
+                    Some(s) => self.complete_send(number, &s.send, done.status),
+                    None => *stopped = true,
+                }
+            }
+        }
     }
 
     /// A queue pair is with this peer no more: the card forgets all that is under way.
     pub(crate) fn end_native(&mut self, number: u32) {
+        let live = |qp: &Qp| qp.native.as_ref().is_some_and(|n| n.phase == Phase::Live);
+        if self.qps.get(number).is_some_and(|qp| qp.state == State::Error && live(qp)) {
+            self.complete_native_briefly(number);
+        }
         let Some(qp) = self.qps.get_mut(number) else { return };
         let Some(native) = qp.native.as_mut().filter(|n| n.phase != Phase::Idle) else { return };
         let endpoint = qp.endpoint;
@@ -496,20 +556,12 @@ impl Objects {
         qp.unlinked.extend(native.sent.drain(..).map(|s| s.send.head.wr_id));
         let received: Vec<Received> = native.received.drain(..).collect();
         let bounce = if reset { native.bounce.take() } else { None };
-        let cq = qp.recv_cq;
         if bounce.is_some() {
             drop(bounce);
             self.refund_bounce(endpoint);
         }
         for received in received.iter().filter(|_| fails) {
-            let completion = verbs_completion {
-                wr_id: received.receive.wr_id,
-                status: ibv::WC_WR_FLUSH_ERR,
-                opcode: ibv::WC_RECV,
-                qp_num: number,
-                ..Default::default()
-            };
-            self.complete(cq, &completion, false);
+            self.tell_failed_receive(number, received.receive.wr_id, ibv::WC_WR_FLUSH_ERR);
         }
     }
 

@@ -147,9 +147,11 @@ impl Objects {
             max_rd_atomic: self.reads_of(number),
             mtu: self.mtu_of(endpoint),
         };
-        if self.is_native(number) {
-            // What is done is told before it is flushed.
-            self.take_native();
+        let fails =
+            request.mask & ibv::QP_STATE != 0 && request.attr.qp_state == State::Error.number();
+        if fails && self.is_native(number) {
+            // What is done is told before the rest is flushed.
+            self.finish_native(number);
         }
         let qp = usable(self.qps.get_mut(number).filter(|q| owns(context, q.context)))?;
         let to = verbs_qp::modify(qp.state, qp.service, request.mask, &request.attr, limits);

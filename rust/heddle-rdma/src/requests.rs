@@ -121,7 +121,7 @@ impl Objects {
 
     /// The thread that did a turn may serve others now than those that it began with, and who came
     /// meanwhile has gone again: then the queue pair is looked at once more.
-    fn end_turn(&mut self, number: u32, before: u32) {
+    pub(crate) fn end_turn(&mut self, number: u32, before: u32) {
         let Some(qp) = self.qps.get_mut(number) else { return };
         qp.in_turn = false;
         let due = std::mem::take(&mut qp.is_due);

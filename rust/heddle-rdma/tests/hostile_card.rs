@@ -392,3 +392,44 @@ fn a_card_whose_numbers_and_keys_are_all_the_same_has_one_of_each() {
         others_can_speak(&router);
     }
 }
+
+/// The card has sent one message, has received another and is to receive a third; the router hears of
+/// that together with what ends the queue pair.
+fn done_at_once(ends: impl FnOnce(&Router, &mut End)) -> (Router, Liar, End) {
+    let (router, liar, mut end, received) = outside("");
+    end.send(&sending(request(ibv::WR_SEND, 1), &[end.part(64, 8)]));
+    let (sent, _) = liar.sends();
+    end.post_receive(6, &[end.part(0, 64)]);
+    liar.asked();
+    router.await_sleep();
+    router.while_stopped(|| {
+        liar.says(1, Done { id: sent.id, ..Done::default() }, 0, &[]);
+        let done = Done { id: received.id, opcode: RECV, length: 64, ..Done::default() };
+        liar.says(1, done, received.address, &[9; 64]);
+        ends(&router, &mut end);
+    });
+    assert_eq!(end.sends.result(), (1, ibv::WC_SUCCESS));
+    (router, liar, end)
+}
+
+#[test]
+fn what_the_card_has_done_is_told_before_the_rest_is_flushed() {
+    let (_router, _liar, mut end) =
+        done_at_once(|_, end| end.device.ask_for_state(end.qp.number, 6));
+    assert_eq!(end.receives.result(), (5, ibv::WC_SUCCESS));
+    assert!(end.buffer[..64].iter().all(|b| *b == 9));
+    assert_eq!(end.receives.result(), (6, ibv::WC_WR_FLUSH_ERR));
+}
+
+/// A cut waits for no memory of the program: what has to be copied there is flushed.
+#[test]
+fn what_the_card_has_done_is_told_when_policy_cuts_the_queue_pair() {
+    let (_router, _liar, mut end) = done_at_once(|router, end| {
+        let (tag, errno) = (end.qp.number, libc::EACCES.unsigned_abs());
+        let answer = Message::Answer { tag, endpoint: 2, destination: ELSEWHERE, errno };
+        router.tell(&answer, &[]);
+    });
+    assert_eq!(end.device.event().event, ibv::EVENT_QP_FATAL);
+    assert_eq!(end.receives.result(), (5, ibv::WC_WR_FLUSH_ERR));
+    assert_eq!(end.receives.result(), (6, ibv::WC_WR_FLUSH_ERR));
+}

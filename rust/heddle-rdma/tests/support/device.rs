@@ -322,8 +322,13 @@ impl Device {
     }
 
     pub(crate) fn ask_to_reset(&mut self, qp: u32) {
+        self.ask_for_state(qp, 0);
+    }
+
+    /// Asks for a state that needs nothing else, and does not wait for the answer.
+    pub(crate) fn ask_for_state(&mut self, qp: u32, qp_state: u32) {
         let head = self.head(abi::VERBS_MODIFY_QP);
-        let attr = abi::verbs_qp_attr::default();
+        let attr = abi::verbs_qp_attr { qp_state, ..Default::default() };
         let request = abi::verbs_modify_qp_request { head, qp, mask: ibv::QP_STATE, attr };
         send(&self.socket, plain::bytes(&request), &[]).unwrap();
     }

@@ -18,6 +18,10 @@
 #define VERBS_AGENT_NAME           64
 #define VERBS_AGENT_GROUPS_MAX     256
 #define VERBS_AGENT_CARD_GIDS      8
+/* The marks of an ANSWER: below these a DSCP, which is the operator's with the first one; with the
+ * second one the priority is. */
+#define VERBS_AGENT_MARK_DSCP      64
+#define VERBS_AGENT_MARK_PRIORITY  128
 /* The longest message of a router, in bytes: a STATISTICS. */
 #define VERBS_AGENT_STATISTICS_MAX 16384
 
@@ -89,7 +93,7 @@ struct verbs_agent_answer {
 	struct verbs_agent_head head;
 	uint8_t destination[VERBS_AGENT_GID];
 	uint32_t number; /* an errno */
-	uint32_t reserved;
+	uint32_t marks;  /* VERBS_AGENT_MARK_... */
 };
 
 struct verbs_agent_groups {

@@ -92,10 +92,24 @@ func connectedMessage(asked protocol.Head, errno unix.Errno) []byte {
 }
 
 // answerMessage answers an ASK.
-func answerMessage(asked heard, errno unix.Errno) []byte {
-	m := protocol.Answer{Head: asked.Head, Destination: asked.to.As16(), Number: uint32(errno)}
+func answerMessage(asked heard, errno unix.Errno, marks uint32) []byte {
+	m := protocol.Answer{Head: asked.Head, Destination: asked.to.As16(), Number: uint32(errno), Marks: marks}
 	m.Head.Type = protocol.TypeAnswer
 	return layout.Append(nil, &m)
+}
+
+// marksOf are what of e's packets is the operator's, and not its programs'.
+func marksOf(e model.Endpoint) (marks uint32) {
+	if e.Limits == nil {
+		return 0
+	}
+	if dscp := e.Limits.DSCP; dscp != nil {
+		marks |= protocol.MarkDSCP | uint32(*dscp)
+	}
+	if e.Limits.Priority != model.PriorityOwn {
+		marks |= protocol.MarkPriority
+	}
+	return marks
 }
 
 // acceptedMessage tells of a connection that an endpoint has got.

@@ -51,7 +51,7 @@ func TestWire(t *testing.T) {
 		"hello": helloMessage(), "begin": plain(protocol.TypeBegin, 0), "end": plain(protocol.TypeEnd, 0), "endpoint": layout.Append(nil, &endpoint),
 		"remove": plain(protocol.TypeRemove, number), "connected": connectedMessage(asked.Head, unix.ECONNREFUSED), "accepted": acceptedMessage(number, from, to),
 		"stats": statsMessage(0x11, protocol.KindQPs, 0x21), "drain": plain(protocol.TypeDrain, 0),
-		"groups-elsewhere": groupsMessage([2]netip.Addr{to, from}, []netip.Addr{group1}), "answer": answerMessage(asked, unix.EACCES),
+		"groups-elsewhere": groupsMessage([2]netip.Addr{to, from}, []netip.Addr{group1}), "answer": answerMessage(asked, unix.EACCES, 0),
 		"ask-anew": plain(protocol.TypeAskAnew, 0), "card": cardMessage(number, model.VerbsCard{LID: 7, GIDs: []netip.Addr{to, from}}),
 	} {
 		if string(got) != string(want[name]) {

@@ -18,13 +18,16 @@ import (
 func (p *Plane) answer(l *link, asked heard) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	errno := unix.EPERM // the endpoint is gone, or another router's
+	errno, marks := unix.EPERM, uint32(0) // the endpoint is gone, or another router's
 	for _, ep := range p.endpoints {
 		if ep.number == asked.Endpoint && ep.router == l {
 			errno = p.mayReach(ep.Endpoint, asked.to)
+			if l == p.router { // one of before may not know of them
+				marks = marksOf(ep.Endpoint)
+			}
 		}
 	}
-	p.send(l, answerMessage(asked, errno), nil)
+	p.send(l, answerMessage(asked, errno, marks), nil)
 }
 
 // mayReach gives 0 if e and a peer at an address may speak to each other, either of them first, or

@@ -16,8 +16,10 @@ import (
 	"heddle.dev/heddle/internal/testutil"
 )
 
-// asks has the router ask for a peer, and gives the answer.
-func (r *router) asks(peer string) unix.Errno {
+// asks has the router ask for a peer, and gives the answer's errno.
+func (r *router) asks(peer string) unix.Errno { return unix.Errno(r.answers(peer).Number) }
+
+func (r *router) answers(peer string) protocol.Answer {
 	r.Helper()
 	ask := protocol.Ends{Head: protocol.Head{Type: protocol.TypeAsk, Tag: 9, Endpoint: 5_000_000_009}, Destination: netip.MustParseAddr(peer).As16()}
 	r.say(layout.Append(nil, &ask))
@@ -26,7 +28,7 @@ func (r *router) asks(peer string) unix.Errno {
 	if err != nil || answer.Head.Tag != ask.Head.Tag || answer.Destination != ask.Destination {
 		r.Errorf("the answer %x does not say whom it is about", m)
 	}
-	return unix.Errno(answer.Number)
+	return answer
 }
 
 // TestPeersWithoutHeddle: an endpoint that the operator lets outside reaches what he names, if
@@ -89,6 +91,18 @@ func TestPeersWithoutHeddle(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.hear(protocol.TypeAskAnew)
+	if marks := r.answers("192.0.2.1").Marks; marks != 0 {
+		t.Errorf("packets are marked by %#x, though the operator says nothing of them", marks)
+	}
+	dscp := uint8(8)
+	e.Limits = &model.Limits{DSCP: &dscp, Priority: model.PriorityLow}
+	if err := n.plane.SetLimits(e, nil); err != nil {
+		t.Fatal(err)
+	}
+	told()
+	if marks := r.answers("192.0.2.1").Marks; marks != protocol.MarkDSCP|8|protocol.MarkPriority {
+		t.Errorf("packets are marked by %#x, not as the operator says", marks)
+	}
 	if err := n.plane.Attach(wanted, netcfg.EndpointDevice{}); err != nil {
 		t.Fatal(err)
 	}

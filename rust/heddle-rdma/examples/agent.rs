@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use verbs_protocol::Gid;
-use verbs_protocol::agent::{Limits, Message, VERSION};
+use verbs_protocol::agent::{Limits, Marks, Message, VERSION};
 use verbs_protocol::statistics::{self, Endpoint};
 
 #[path = "../tests/support/wire.rs"]
@@ -88,7 +88,8 @@ impl Agent {
                 }
                 Ok(Message::Ask { tag, endpoint, destination, .. }) => {
                     let errno = self.policy.load(Ordering::SeqCst);
-                    self.say(&Message::Answer { tag, endpoint, destination, errno }, &[]);
+                    let marks = Marks::default();
+                    self.say(&Message::Answer { tag, endpoint, destination, errno, marks }, &[]);
                 }
                 Ok(Message::Statistics { records, .. }) => {
                     let record = Endpoint::parse(&records).expect("a record");

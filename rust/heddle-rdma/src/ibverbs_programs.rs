@@ -60,9 +60,15 @@ impl Pair {
         self.modify(QpAttr { qp_state: QPS_RESET, ..QpAttr::default() }, MASK_STATE)
     }
 
-    /// Says which rights of regions the peer may use.
-    pub(crate) fn allow_peer(&self, access: u32) -> io::Result<()> {
-        self.modify(QpAttr { qp_access_flags: rights(access), ..QpAttr::default() }, MASK_ACCESS)
+    /// Takes what a mask names of the attributes of a program, in RTS: which rights of regions the
+    /// peer may use, and the time for which it waits.
+    pub(crate) fn change(
+        &self,
+        service: Service,
+        attr: &verbs_qp_attr,
+        mask: u32,
+    ) -> io::Result<()> {
+        self.modify(changed(attr), changes(service, mask))
     }
 
     /// To INIT: takes receive requests.
@@ -89,6 +95,9 @@ impl Pair {
             flow_label: address.flow_label,
             sgid_index: own.gid_index,
             hop_limit: address.hop_limit,
+            traffic_class: address.traffic_class,
+            sl: address.sl,
+            static_rate: address.static_rate,
             is_global: 1,
             port_num: PORT,
             ..AhAttr::default()
@@ -108,8 +117,13 @@ impl Pair {
         self.modify(receive, mask | answers)
     }
 
-    /// From RTR to RTS.
-    pub(crate) fn ready_to_send(&self, service: Service, attr: &verbs_qp_attr) -> io::Result<()> {
+    /// From RTR to RTS, with what else a mask names.
+    pub(crate) fn ready_to_send(
+        &self,
+        service: Service,
+        attr: &verbs_qp_attr,
+        mask: u32,
+    ) -> io::Result<()> {
         let send = QpAttr {
             qp_state: QPS_RTS,
             sq_psn: attr.sq_psn & 0xff_ffff,
@@ -117,10 +131,11 @@ impl Pair {
             retry_cnt: attr.retry_cnt,
             rnr_retry: attr.rnr_retry,
             max_rd_atomic: attr.max_rd_atomic,
-            ..QpAttr::default()
+            ..changed(attr)
         };
         let retries = MASK_TIMEOUT | MASK_RETRIES | MASK_RNR_RETRIES | MASK_RD_ATOMIC;
-        self.modify(send, MASK_STATE | MASK_SQ_PSN | when(service, retries))
+        let also = changes(service, mask);
+        self.modify(send, MASK_STATE | MASK_SQ_PSN | when(service, retries) | also)
     }
 
     /// Asks for what a program does, with these bytes; it is always told of.
@@ -173,6 +188,18 @@ fn when(service: Service, mask: c_int) -> c_int {
 
 fn count(parts: &[Part]) -> c_int {
     c_int::try_from(parts.len()).unwrap_or(0)
+}
+
+/// What of a program's attributes a card in RTS takes.
+fn changed(attr: &verbs_qp_attr) -> QpAttr {
+    let (qp_access_flags, min_rnr_timer) = (rights(attr.access), attr.min_rnr_timer);
+    QpAttr { qp_access_flags, min_rnr_timer, ..QpAttr::default() }
+}
+
+/// The mask of those that a program's names.
+fn changes(service: Service, mask: u32) -> c_int {
+    let of = |bit: u32, is: c_int| if mask & bit != 0 { is } else { 0 };
+    of(ibv::QP_ACCESS_FLAGS, MASK_ACCESS) | when(service, of(ibv::QP_MIN_RNR_TIMER, MASK_RNR_TIMER))
 }
 
 fn rights(access: u32) -> u32 {

@@ -7,6 +7,8 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
+use verbs_protocol::abi::verbs_qp_attr;
+use verbs_protocol::agent::Marks;
 use verbs_protocol::ibv;
 use verbs_protocol::slots::{Receive, Send};
 use verbs_protocol::statistics::Reason;
@@ -47,6 +49,8 @@ pub(crate) struct Native {
     domain: Arc<Domain>,
     pub(crate) phase: Phase,
     pub(crate) again: Again,
+    /// What of its packets is not its program's.
+    pub(crate) marks: Marks,
     /// The card says that it has failed.
     pub(crate) failed: bool,
     /// The card may send.
@@ -87,6 +91,7 @@ impl Native {
             domain,
             phase: Phase::Idle,
             again: Again::default(),
+            marks: Marks::default(),
             failed: false,
             sends: false,
             epoch: 0,
@@ -229,7 +234,10 @@ impl Objects {
         self.expect_native(number);
         let qp = self.qps.get(number).ok_or_else(none)?;
         match qp.native.as_ref().filter(|n| n.phase == Phase::Live) {
-            Some(native) => native.pair.ready_to_receive(qp.service, &port, &qp.attr),
+            Some(native) => {
+                let attr = marked(&qp.attr, native.marks);
+                native.pair.ready_to_receive(qp.service, &port, &attr)
+            }
             // A receive request of it was wrong.
             None => Ok(()),
         }
@@ -301,7 +309,7 @@ impl Objects {
             }
             if !native.sends {
                 native.sends = true;
-                if native.pair.ready_to_send(qp.service, &qp.attr).is_err() {
+                if native.pair.ready_to_send(qp.service, &qp.attr, 0).is_err() {
                     self.note_of(number, Reason::CardRefused);
                     self.fail_fatally(number);
                     return true;
@@ -565,18 +573,50 @@ impl Objects {
         }
     }
 
-    /// A program has changed what the peer may do by a queue pair.
-    pub(crate) fn allow_native(&mut self, number: u32) {
+    /// Whether a queue pair may have these attributes changed. Another peer is nobody's whom the
+    /// agent was asked for, and not every card can be drained, which the others need.
+    pub(crate) fn may_change_native(&self, number: u32, mask: u32, to: State) -> bool {
+        const FIXED: u32 = ibv::QP_AV
+            | ibv::QP_TIMEOUT
+            | ibv::QP_RETRY_CNT
+            | ibv::QP_RNR_RETRY
+            | ibv::QP_MAX_QP_RD_ATOMIC
+            | ibv::QP_MAX_DEST_RD_ATOMIC;
+        to != State::SendQueueDrained || mask & FIXED == 0 || !self.is_native(number)
+    }
+
+    /// A program has changed what its card goes on with: what the peer may do, and for how long it
+    /// waits while there is no receive request.
+    pub(crate) fn change_native(&mut self, number: u32, mask: u32) {
         let Some(qp) = self.qps.get_mut(number) else { return };
-        let access = qp.attr.access;
-        if let Some(native) = qp.native.as_mut().filter(|n| n.phase == Phase::Live)
-            && native.pair.allow_peer(access).is_err()
-        {
+        let Some(native) = qp.native.as_mut().filter(|n| n.phase == Phase::Live) else { return };
+        // A card in RTR takes them on its way to RTS, and not before.
+        let changed = if std::mem::replace(&mut native.sends, true) {
+            native.pair.change(qp.service, &qp.attr, mask)
+        } else {
+            native.pair.ready_to_send(qp.service, &qp.attr, mask)
+        };
+        if changed.is_err() {
             // It must not go on with other rights.
             native.failed = true;
+            self.note_of(number, Reason::CardRefused);
             self.wake_native(number);
         }
     }
+}
+
+/// The attributes of a program, with what of them is the operator's: a DSCP, and no priority that
+/// the program has chosen. The two bits of congestion are the card's business.
+fn marked(attr: &verbs_qp_attr, marks: Marks) -> verbs_qp_attr {
+    let mut attr = *attr;
+    let address = &mut attr.address;
+    if let Some(dscp) = marks.dscp {
+        address.traffic_class = dscp << 2 | address.traffic_class & 3;
+    }
+    if marks.priority {
+        address.sl = 0;
+    }
+    attr
 }
 
 fn returns(opcode: u8) -> bool {

@@ -9,7 +9,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use verbs_protocol::agent::Message;
+use verbs_protocol::agent::{Marks, Message};
 use verbs_protocol::statistics::Reason;
 use verbs_protocol::{Gid, abi, ibv};
 use verbs_qp::Service;
@@ -354,7 +354,13 @@ impl Objects {
 
     /// The agent says whether an endpoint's queue pair may speak to a peer, or that it may no
     /// longer.
-    pub(crate) fn hear_answer(&mut self, number: u32, endpoint: u32, gid: &Gid, errno: u32) {
+    pub(crate) fn hear_answer(
+        &mut self,
+        number: u32,
+        endpoint: u32,
+        gid: &Gid,
+        (errno, marks): (u32, Marks),
+    ) {
         let Some(qp) = self.qps.get_mut(number).filter(|q| q.endpoint == endpoint) else { return };
         // It may be of a peer that the queue pair had before.
         let same = qp.attr.address.gid == *gid;
@@ -368,6 +374,7 @@ impl Objects {
         }
         if was_asked {
             native.phase = Phase::Allowed;
+            native.marks = marks;
             let context = qp.context;
             if let Some(context) = self.contexts.get_mut(context) {
                 context.awake = true;

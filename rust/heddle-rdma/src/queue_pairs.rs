@@ -6,6 +6,7 @@ use std::sync::Arc;
 use shared_ring::{SharedMemory, ring, ring_size};
 use verbs_protocol::abi;
 use verbs_protocol::control::{EINVAL, EOPNOTSUPP, Errno};
+use verbs_protocol::statistics::Reason;
 use verbs_protocol::{ibv, slots};
 use verbs_qp::{Service, State};
 
@@ -159,11 +160,17 @@ impl Objects {
             self.note_outside(number, request);
             return Err(EINVAL);
         };
+        if !self.may_change_native(number, request.mask, to) {
+            self.note_of(number, Reason::OutsideRefused);
+            return Err(EINVAL);
+        }
         let qp = usable(self.qps.get_mut(number))?;
         verbs_qp::take(&mut qp.attr, request.mask, &request.attr);
         if request.mask & ibv::QP_ACCESS_FLAGS != 0 {
             self.allow_by_card(number);
-            self.allow_native(number);
+        }
+        if request.mask & (ibv::QP_ACCESS_FLAGS | ibv::QP_MIN_RNR_TIMER) != 0 {
+            self.change_native(number, request.mask);
         }
         let qp = usable(self.qps.get_mut(number))?;
         if qp.state != to && to == State::SendQueueDrained {

@@ -11,7 +11,7 @@ use support::liar::{Asked, Done, Liar};
 use support::{
     End, Router, WAIT_TIMEOUT, eventually, gid, pair_of, receiving, request, sending, tcp_pair,
 };
-use verbs_protocol::agent::{Limits, Message};
+use verbs_protocol::agent::{Limits, Marks, Message};
 use verbs_protocol::statistics::Reason;
 use verbs_protocol::wire::{self, Greeting, Header, Kind};
 use verbs_protocol::{Gid, abi, ibv};
@@ -426,10 +426,75 @@ fn what_the_card_has_done_is_told_before_the_rest_is_flushed() {
 fn what_the_card_has_done_is_told_when_policy_cuts_the_queue_pair() {
     let (_router, _liar, mut end) = done_at_once(|router, end| {
         let (tag, errno) = (end.qp.number, libc::EACCES.unsigned_abs());
-        let answer = Message::Answer { tag, endpoint: 2, destination: ELSEWHERE, errno };
+        let marks = Marks::default();
+        let answer = Message::Answer { tag, endpoint: 2, destination: ELSEWHERE, errno, marks };
         router.tell(&answer, &[]);
     });
     assert_eq!(end.device.event().event, ibv::EVENT_QP_FATAL);
     assert_eq!(end.receives.result(), (5, ibv::WC_WR_FLUSH_ERR));
     assert_eq!(end.receives.result(), (6, ibv::WC_WR_FLUSH_ERR));
+}
+
+/// What a program asks of the packets to a peer without Heddle, in the words of the card.
+fn marked(marks: Marks) -> String {
+    let (router, mut liar) = node("", "");
+    *router.net.marks.lock().unwrap() = marks;
+    let mut end = End::new(&router, 2, ibv::QPT_RC, 1, 4096);
+    liar.has_queue();
+    end.device.connect(end.qp.number, ibv::QPT_RC, (1, 9), |a| {
+        a.address.gid = ELSEWHERE;
+        a.address.sgid_index = 1;
+        (a.address.traffic_class, a.address.sl, a.address.static_rate) = (0x6a, 3, 2);
+    });
+    eventually("RTR", || liar.modified(end.qp.number).into_iter().find(|l| l.contains("state 2")))
+}
+
+#[test]
+fn packets_have_the_class_and_level_of_the_program_unless_they_are_the_operators() {
+    let all = |class, level| format!("state 2 class {class} level {level} rate 2 rnr 12");
+    assert_eq!(marked(Marks::default()), all(0x6a, 3));
+    // Of the class the two bits of congestion are nobody's mark.
+    assert_eq!(marked(Marks { dscp: Some(8), priority: false }), all(8 << 2 | 2, 3));
+    assert_eq!(marked(Marks { dscp: Some(0), priority: true }), all(2, 0));
+}
+
+#[test]
+fn what_a_program_changes_later_comes_to_the_card_or_is_refused() {
+    let (router, mut liar) = node("", "");
+    let mut end = End::new(&router, 2, ibv::QPT_RC, 1, 4096);
+    liar.has_queue();
+    let number = end.qp.number;
+    let attr = end.device.ready_to_receive(number, ibv::QPT_RC, (1, 9), |a| {
+        a.address.gid = ELSEWHERE;
+        a.address.sgid_index = 1;
+    });
+    let receives = || liar.modified(number).pop().filter(|l| l.starts_with("state 2"));
+    eventually("RTR", receives);
+    let both = ibv::QP_MIN_RNR_TIMER | ibv::QP_ACCESS_FLAGS;
+    let attr = abi::verbs_qp_attr { access: 3, min_rnr_timer: 5, ..attr };
+    // In RTR a card takes nothing.
+    assert_eq!(end.device.ready_to_send(number, ibv::QPT_RC, attr, both), Ok(3));
+    assert_eq!(liar.modified(number).last().unwrap(), "state 3 access 2 rnr 5");
+    let mut change = |mask, attr| end.device.modify(number, mask, attr);
+    assert_eq!(change(both, abi::verbs_qp_attr { min_rnr_timer: 6, ..attr }), Ok(3));
+    assert_eq!(liar.modified(number).last().unwrap(), "access 2 rnr 6");
+    // Not every card can be drained; and the agent was asked for this peer.
+    let drained = abi::verbs_qp_attr { qp_state: 4, ..Default::default() };
+    assert_eq!(change(ibv::QP_STATE, drained), Ok(4));
+    let address = abi::verbs_address {
+        sgid_index: 1,
+        is_global: 1,
+        port: 1,
+        gid: gid(7),
+        ..Default::default()
+    };
+    let attr = abi::verbs_qp_attr { address, timeout: 20, ..Default::default() };
+    for mask in [ibv::QP_AV, ibv::QP_TIMEOUT, ibv::QP_RETRY_CNT, ibv::QP_MAX_DEST_RD_ATOMIC] {
+        assert_eq!(change(mask, attr), Err(libc::EINVAL));
+    }
+    assert_eq!(router.times(2, Reason::OutsideRefused), 4);
+    // Of a peer that is a container the router takes them.
+    let (mut a, _b) = pair_of([&router, &router], [3, 4], ibv::QPT_RC, 64, |_| ());
+    assert_eq!(a.device.modify(a.qp.number, ibv::QP_STATE, drained), Ok(4));
+    assert_eq!(a.device.modify(a.qp.number, ibv::QP_TIMEOUT, attr), Ok(4));
 }

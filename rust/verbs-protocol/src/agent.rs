@@ -36,9 +36,36 @@ pub enum Message {
     Released { endpoint: u64 },
     Groups { endpoint: u64, gids: [Gid; 2], groups: Vec<Gid> },
     Ask { tag: u32, endpoint: u64, source: Gid, destination: Gid },
-    Answer { tag: u32, endpoint: u64, destination: Gid, errno: u32 },
+    Answer { tag: u32, endpoint: u64, destination: Gid, errno: u32, marks: Marks },
     AskAnew,
     Card { endpoint: u64, lid: u32, gids: Vec<Gid> },
+}
+
+/// What of the packets of a queue pair with a peer without Heddle is the operator's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Marks {
+    /// The differentiated services code point.
+    pub dscp: Option<u8>,
+    /// The program has no say in the priority.
+    pub priority: bool,
+}
+
+impl Marks {
+    fn encode(self) -> u32 {
+        self.dscp.map_or(0, |dscp| VERBS_AGENT_MARK_DSCP | u32::from(dscp))
+            | if self.priority { VERBS_AGENT_MARK_PRIORITY } else { 0 }
+    }
+
+    fn parse(marks: u32) -> Result<Self, Malformed> {
+        let dscp = marks & (VERBS_AGENT_MARK_DSCP - 1);
+        let has = marks & VERBS_AGENT_MARK_DSCP != 0;
+        if marks >= 2 * VERBS_AGENT_MARK_PRIORITY || dscp != 0 && !has {
+            return Err(Malformed);
+        }
+        let dscp = u8::try_from(dscp).map_err(|_| Malformed)?;
+        let priority = marks & VERBS_AGENT_MARK_PRIORITY != 0;
+        Ok(Self { dscp: has.then_some(dscp), priority })
+    }
 }
 
 /// Bytes that break the rules.
@@ -90,10 +117,10 @@ impl Message {
             Self::Ask { tag, endpoint, source, destination } => {
                 ends(VERBS_AGENT_ASK, *tag, *endpoint, *source, *destination)
             }
-            Self::Answer { tag, endpoint, destination, errno } => {
+            Self::Answer { tag, endpoint, destination, errno, marks } => {
                 let head = head(VERBS_AGENT_ANSWER, *tag, *endpoint);
                 let (destination, number) = (*destination, *errno);
-                whole(&verbs_agent_answer { head, destination, number, reserved: 0 })
+                whole(&verbs_agent_answer { head, destination, number, marks: marks.encode() })
             }
             Self::AskAnew => plain(VERBS_AGENT_ASK_ANEW, 0),
             Self::Card { endpoint, lid, gids } => {
@@ -150,8 +177,8 @@ impl Message {
             }
             VERBS_AGENT_ANSWER => {
                 let m: verbs_agent_answer = exactly(bytes)?;
-                let (destination, errno) = (m.destination, unreserved(m.number, m.reserved)?);
-                Self::Answer { tag, endpoint, destination, errno }
+                let (destination, errno, marks) = (m.destination, m.number, Marks::parse(m.marks)?);
+                Self::Answer { tag, endpoint, destination, errno, marks }
             }
             VERBS_AGENT_ASK => {
                 let verbs_agent_ends { source, destination, .. } = exactly(bytes)?;
@@ -250,6 +277,10 @@ mod tests {
     fn messages_come_back_and_have_one_length() {
         let limits =
             Limits { qps: 7, spin_us: 3, ingress_kbit: 8, outside: 1, ..Limits::default() };
+        let answered = |marks| {
+            let (tag, endpoint, destination) = (3, 4, [2; 16]);
+            Message::Answer { tag, endpoint, destination, errno: 13, marks }
+        };
         for message in [
             Message::Hello { version: VERSION },
             Message::Begin,
@@ -273,7 +304,10 @@ mod tests {
             Message::Released { endpoint: 4 },
             Message::Groups { endpoint: 0, gids: [[1; 16], [2; 16]], groups: vec![[3; 16]; 2] },
             Message::Ask { tag: 3, endpoint: 4, source: [1; 16], destination: [2; 16] },
-            Message::Answer { tag: 3, endpoint: 4, destination: [2; 16], errno: 13 },
+            answered(Marks::default()),
+            answered(Marks { dscp: Some(0), priority: false }),
+            answered(Marks { dscp: Some(63), priority: true }),
+            answered(Marks { dscp: None, priority: true }),
             Message::AskAnew,
             Message::Card { endpoint: 4, lid: 9, gids: vec![[7; 16]; CARD_GIDS_MAX] },
         ] {
@@ -282,6 +316,12 @@ mod tests {
             assert_eq!(Message::parse(&bytes), Ok(message));
             assert_eq!(Message::parse(&bytes[..bytes.len() - 1]), Err(Malformed));
             assert_eq!(Message::parse(&[&bytes[..], &[0]].concat()), Err(Malformed));
+        }
+        for marks in [1_u32, 256] {
+            let mut bytes = answered(Marks::default()).encode();
+            let at = bytes.len() - 4;
+            bytes[at..].copy_from_slice(&marks.to_ne_bytes());
+            assert_eq!(Message::parse(&bytes), Err(Malformed));
         }
         assert_eq!(Message::parse(&Message::Remove { endpoint: 0 }.encode()), Err(Malformed));
         let groups = |n| {
@@ -351,7 +391,10 @@ mod tests {
                     Message::Groups { endpoint, gids: [[0; 16]; 2], groups: vec![GROUP, GROUP6] }
                 }
                 "groups-elsewhere" => Message::Groups { endpoint: 0, gids, groups: vec![GROUP] },
-                "answer" => Message::Answer { tag, endpoint, destination, errno: 13 },
+                "answer" => {
+                    let marks = Marks::default();
+                    Message::Answer { tag, endpoint, destination, errno: 13, marks }
+                }
                 "ask-anew" => Message::AskAnew,
                 "card" => Message::Card { endpoint, lid: 7, gids: gids.to_vec() },
                 "ask" => Message::Ask { tag, endpoint, source, destination },

@@ -5,6 +5,8 @@ pub const VERBS_AGENT_GID: u32 = 16;
 pub const VERBS_AGENT_NAME: u32 = 64;
 pub const VERBS_AGENT_GROUPS_MAX: u32 = 256;
 pub const VERBS_AGENT_CARD_GIDS: u32 = 8;
+pub const VERBS_AGENT_MARK_DSCP: u32 = 64;
+pub const VERBS_AGENT_MARK_PRIORITY: u32 = 128;
 pub const VERBS_AGENT_STATISTICS_MAX: u32 = 16384;
 pub const VERBS_AGENT_QUOTAS: u32 = 10;
 pub const VERBS_AGENT_REASONS: u32 = 64;
@@ -86,7 +88,7 @@ pub struct verbs_agent_answer {
     pub head: verbs_agent_head,
     pub destination: [u8; 16usize],
     pub number: u32,
-    pub reserved: u32,
+    pub marks: u32,
 }
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone, PartialEq, Eq)]

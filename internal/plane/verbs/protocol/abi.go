@@ -6,6 +6,8 @@ package protocol
 const (
 	Version       = 0x3
 	GroupsMax     = 0x100
+	MarkDSCP      = 0x40
+	MarkPriority  = 0x80
 	CardGIDs      = 0x8
 	StatisticsMax = 0x4000
 	ReasonsBefore = 0x20
@@ -77,7 +79,7 @@ type (
 		Head        Head
 		Destination [16]uint8
 		Number      uint32
-		Reserved    uint32
+		Marks       uint32
 	}
 	Groups struct {
 		Head Head

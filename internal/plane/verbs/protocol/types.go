@@ -10,6 +10,8 @@ import "C"
 const (
 	Version       = C.VERBS_AGENT_VERSION
 	GroupsMax     = C.VERBS_AGENT_GROUPS_MAX
+	MarkDSCP      = C.VERBS_AGENT_MARK_DSCP
+	MarkPriority  = C.VERBS_AGENT_MARK_PRIORITY
 	CardGIDs      = C.VERBS_AGENT_CARD_GIDS
 	StatisticsMax = C.VERBS_AGENT_STATISTICS_MAX
 	ReasonsBefore = C.VERBS_AGENT_REASONS_BEFORE

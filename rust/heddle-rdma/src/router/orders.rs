@@ -128,9 +128,9 @@ impl Loop {
                 self.objects.ask_outside_anew();
             }
             Message::AskAnew => self.objects.ask_outside_anew(),
-            Message::Answer { tag, endpoint, destination, errno } => {
+            Message::Answer { tag, endpoint, destination, errno, marks } => {
                 if let Some(handle) = self.endpoint(endpoint) {
-                    self.objects.hear_answer(tag, handle, &destination, errno);
+                    self.objects.hear_answer(tag, handle, &destination, (errno, marks));
                     self.objects.notify();
                 }
             }

@@ -8,7 +8,7 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
 
 use verbs_protocol::Gid;
-use verbs_protocol::agent::Message;
+use verbs_protocol::agent::{Marks, Message};
 
 use super::wire::{receive, send, tcp_pair};
 
@@ -20,6 +20,8 @@ pub(crate) struct Net {
     connections: Mutex<Vec<TcpStream>>,
     refuses: AtomicU32,
     is_silent: AtomicBool,
+    /// What of packets to peers without Heddle is the operator's.
+    pub(crate) marks: Mutex<Marks>,
     busy: Mutex<()>,
     /// Groups of endpoints, as routers have said.
     groups: Mutex<HashMap<u64, Vec<Gid>>>,
@@ -111,7 +113,8 @@ impl Net {
                 continue;
             }
             if let Message::Ask { tag, endpoint, destination, .. } = message {
-                let answer = Message::Answer { tag, endpoint, destination, errno: 0 };
+                let marks = *self.marks.lock().unwrap();
+                let answer = Message::Answer { tag, endpoint, destination, errno: 0, marks };
                 let _ = send(agent, &answer.encode(), &[]);
                 continue;
             }

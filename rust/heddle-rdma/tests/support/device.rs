@@ -208,8 +208,19 @@ impl Device {
         to: (u8, u32),
         edit: impl Fn(&mut abi::verbs_qp_attr),
     ) {
-        let reliable = kind == ibv::QPT_RC;
-        let when = |mask| if reliable { mask } else { 0 };
+        let attr = self.ready_to_receive(qp, kind, to, edit);
+        assert_eq!(self.ready_to_send(qp, kind, attr, 0), Ok(3));
+    }
+
+    /// The same as far as RTR: its attributes.
+    pub(crate) fn ready_to_receive(
+        &mut self,
+        qp: u32,
+        kind: u32,
+        to: (u8, u32),
+        edit: impl Fn(&mut abi::verbs_qp_attr),
+    ) -> abi::verbs_qp_attr {
+        let when = |mask| if kind == ibv::QPT_RC { mask } else { 0 };
         let mut attr = abi::verbs_qp_attr {
             qp_state: 1,
             port: 1,
@@ -237,10 +248,21 @@ impl Device {
         let receive = ibv::QP_MAX_DEST_RD_ATOMIC | ibv::QP_MIN_RNR_TIMER;
         let path = ibv::QP_AV | ibv::QP_PATH_MTU | ibv::QP_DEST_QPN | ibv::QP_RQ_PSN;
         assert_eq!(self.modify(qp, ibv::QP_STATE | path | when(receive), attr), Ok(2));
+        attr
+    }
+
+    /// From there to RTS, with what else a mask names.
+    pub(crate) fn ready_to_send(
+        &mut self,
+        qp: u32,
+        kind: u32,
+        mut attr: abi::verbs_qp_attr,
+        also: u32,
+    ) -> Result<u32, i32> {
         attr.qp_state = 3;
         let retry = ibv::QP_TIMEOUT | ibv::QP_RETRY_CNT | ibv::QP_RNR_RETRY;
-        let send = when(retry | ibv::QP_MAX_QP_RD_ATOMIC) | ibv::QP_SQ_PSN;
-        assert_eq!(self.modify(qp, ibv::QP_STATE | send, attr), Ok(3));
+        let when = if kind == ibv::QPT_RC { retry | ibv::QP_MAX_QP_RD_ATOMIC } else { 0 };
+        self.modify(qp, ibv::QP_STATE | ibv::QP_SQ_PSN | when | also, attr)
     }
 
     /// Brings a queue pair of datagrams to RTS.

@@ -2,7 +2,7 @@
 /* A libibverbs with a card that does and says what a test wants, which is for the router to load.
  * LIAR is the test's folder: by the socket `log` the card tells of what it is asked for, by
  * `events` it is told what events to report, and by `cq`, once for each completion queue, what
- * completions. It connects when it is opened: later the router may not. LIAR_LIE names what else
+ * completions; into the file `modified` it writes a line for each change of a queue pair. It connects when it is opened: later the router may not. LIAR_LIE names what else
  * it lies about. */
 #include <errno.h>
 #include <fcntl.h>
@@ -34,7 +34,7 @@ struct said {
 };
 
 static struct ibv_context context;
-static int log_socket, cq_sockets[2], cqs, numbers;
+static int log_socket, modified, cq_sockets[2], cqs, numbers;
 
 /* What the kernel says of the card is in the test's folder. */
 int open64(const char *path, int flags, ...)
@@ -133,12 +133,16 @@ const char *ibv_get_device_name(struct ibv_device *device)
 
 struct ibv_context *ibv_open_device(struct ibv_device *device)
 {
+	char path[256];
+
 	context.device = device;
 	context.ops.poll_cq = poll_cq;
 	context.ops.req_notify_cq = req_notify_cq;
 	context.ops.post_send = post_send;
 	context.ops.post_recv = post_recv;
 	log_socket = join("log");
+	snprintf(path, sizeof(path), "%s/modified", getenv("LIAR"));
+	modified = open(path, O_WRONLY | O_APPEND | O_CLOEXEC);
 	context.async_fd = join("events");
 	cq_sockets[0] = join("cq");
 	cq_sockets[1] = join("cq");
@@ -275,8 +279,20 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
 
 int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
 {
-	(void)qp, (void)attr, (void)mask;
-	return 0;
+	const struct ibv_ah_attr *ah = &attr->ah_attr;
+	char line[256];
+	int n = sprintf(line, "%#x:", qp->qp_num);
+
+	if (mask & IBV_QP_STATE)
+		n += sprintf(line + n, " state %d", attr->qp_state);
+	if (mask & IBV_QP_AV)
+		n += sprintf(line + n, " class %d level %d rate %d", ah->grh.traffic_class, ah->sl, ah->static_rate);
+	if (mask & IBV_QP_ACCESS_FLAGS)
+		n += sprintf(line + n, " access %d", (int)attr->qp_access_flags);
+	if (mask & IBV_QP_MIN_RNR_TIMER)
+		n += sprintf(line + n, " rnr %d", attr->min_rnr_timer);
+	line[n++] = '\n';
+	return write(modified, line, (size_t)n) == n ? 0 : EIO;
 }
 
 int ibv_destroy_qp(struct ibv_qp *qp)

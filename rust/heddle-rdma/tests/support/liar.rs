@@ -3,7 +3,7 @@
 
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -40,6 +40,7 @@ pub(crate) struct Done {
 /// The ends of the card that the test has.
 pub(crate) struct Liar {
     listeners: [OwnedFd; 3],
+    modified: PathBuf,
     log: Option<OwnedFd>,
     events: Option<OwnedFd>,
     /// Completion queues, in the order in which they were made.
@@ -49,7 +50,7 @@ pub(crate) struct Liar {
 impl Liar {
     /// A router with such a card, which lies about this, without a protection.
     pub(crate) fn start(protection: &str, lie: &str) -> (Router, Self) {
-        let mut listeners = None;
+        let (mut listeners, mut modified) = (None, PathBuf::new());
         let router = Router::start_changed(protection, &Arc::default(), |command, folder| {
             listeners = Some(["log", "events", "cq"].map(|name| {
                 let listener = listen(&folder.join(name));
@@ -57,9 +58,10 @@ impl Liar {
                 listener
             }));
             prepare(command, folder, lie);
+            modified = folder.join("modified");
         });
         let listeners = listeners.unwrap();
-        (router, Self { listeners, log: None, events: None, cqs: Vec::new() })
+        (router, Self { listeners, modified, log: None, events: None, cqs: Vec::new() })
     }
 
     /// The router has opened the card.
@@ -72,6 +74,13 @@ impl Liar {
     /// It has another completion queue.
     pub(crate) fn has_queue(&mut self) {
         self.cqs.push(joined(&self.listeners[2]));
+    }
+
+    /// How a queue pair was changed.
+    pub(crate) fn modified(&self, number: u32) -> Vec<String> {
+        let all = std::fs::read_to_string(&self.modified).unwrap();
+        let of = format!("{number:#x}: ");
+        all.lines().filter_map(|l| l.strip_prefix(&of)).map(str::to_owned).collect()
     }
 
     /// The next request that the card gets.
@@ -160,6 +169,8 @@ fn prepare(command: &mut Command, folder: &Path, lie: &str) {
     let file = folder.join("libibverbs.so.1");
     std::fs::write(&file, library(folder)).unwrap();
     for_all(folder, 0o755);
+    std::fs::write(folder.join("modified"), "").unwrap();
+    for_all(&folder.join("modified"), 0o666);
     let port = folder.join("card/ports/1");
     std::fs::create_dir_all(port.join("gids")).unwrap();
     std::fs::create_dir_all(port.join("gid_attrs/types")).unwrap();

@@ -389,8 +389,8 @@ impl Objects {
         true
     }
 
-    /// Completes what the card has done with a queue pair whose program has it go to ERR, before the
-    /// rest is flushed.
+    /// Completes what the card has done with a queue pair whose program has it go to ERR, before
+    /// the rest is flushed.
     pub(crate) fn finish_native(self: &mut Box<Self>, number: u32) {
         self.take_native();
         let worker = self.worker.serves();
@@ -510,8 +510,8 @@ impl Objects {
         self.complete_receive(number, told, wr_id);
     }
 
-    /// The same of a queue pair that ends where nobody may wait for memory of its program, as far as
-    /// nothing has to be copied to that: what is behind such a request is flushed with it.
+    /// The same of a queue pair that ends where nobody may wait for memory of its program, as far
+    /// as nothing has to be copied to that: what is behind such a request is flushed with it.
     fn complete_native_briefly(&mut self, number: u32) {
         self.take_native();
         let mut stopped = [false; 2];

@@ -393,8 +393,8 @@ fn a_card_whose_numbers_and_keys_are_all_the_same_has_one_of_each() {
     }
 }
 
-/// The card has sent one message, has received another and is to receive a third; the router hears of
-/// that together with what ends the queue pair.
+/// The card has sent one message, has received another and is to receive a third; the router hears
+/// of that together with what ends the queue pair.
 fn done_at_once(ends: impl FnOnce(&Router, &mut End)) -> (Router, Liar, End) {
     let (router, liar, mut end, received) = outside("");
     end.send(&sending(request(ibv::WR_SEND, 1), &[end.part(64, 8)]));

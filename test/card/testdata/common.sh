@@ -4,7 +4,16 @@ export PATH=$PATH:/heddle without=
 step=0
 
 say() { echo "[$(cut -d ' ' -f 1 /proc/uptime)] $*"; }
-fail() { say "FAILED: $*"; cat /run/router.log /run/out 2>/dev/null; grep -v "=0" /run/stats.part; echo "code 1" >/dev/ttyS1; poweroff -f; exit 1; }
+fail() {
+	say "FAILED: $*"
+	cat /run/router.log /run/out 2>/dev/null
+	grep -v "=0" /run/stats.part
+	/run/counters
+	timeout 10 nc -w 5 10.0.0.$other $counters </dev/null || say "the other machine does not say what its card has counted"
+	echo "code 1" >/dev/ttyS1
+	poweroff -f
+	exit 1
+}
 
 # Waits until a command succeeds.
 await() {
@@ -56,6 +65,16 @@ stats() {
 
 # A program in the endpoint: it has Heddle's library.
 verbs() { LD_LIBRARY_PATH=/heddle timeout 60 "$@" >/run/out 2>&1; }
+
+# What the card has counted, which says whether it sent again; the other machine asks for it when it
+# fails. No job of this shell: it waits for all that it has.
+counters=19999
+cat >/run/counters <<END
+#!/bin/busybox sh
+cd /sys/class/infiniband/rxe0/ports/1/hw_counters && grep . * | sed "s/^/machine $node: /"
+END
+chmod +x /run/counters
+(nc -ll -p $counters -e /run/counters &)
 
 for i in 0 1; do
 	ip addr add 10.$i.0.$node/24 dev eth$i

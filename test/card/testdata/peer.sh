@@ -22,6 +22,8 @@ ours() {
 # message again without end, which is what rdma_rxe makes of its 7 retries. Once is no failure.
 serve() {
 	rm -f /run/served
+	most=700 # a test of perftest has a minute of its own
+	case $1 in ibv_rc_pingpong*) most=100 ;; esac
 	(
 		ours $1
 		echo $? >/run/served
@@ -31,7 +33,7 @@ serve() {
 	until [ -s /run/served ]; do
 		tries=$((tries + 1))
 		sleep 0.1
-		[ $tries = 100 ] || continue
+		[ $tries = $most ] || continue
 		case $1 in ibv_rc_pingpong*) ;; *) fail "$1 does not end" ;; esac
 		[ $unacknowledged = 0 ] || fail "$1 does not end, nor did another one before"
 		unacknowledged=1
@@ -58,7 +60,7 @@ between() {
 			code=$?
 			grep -qiE "couldn't connect|connection refused" /run/out || { [ $node = 1 ] || stats; fail "$command ends with $code"; }
 			tries=$((tries + 1))
-			[ $tries -lt 100 ] || fail "$command finds no server"
+			[ $tries -lt 700 ] || fail "$command finds no server" # one before it may have a minute to end
 			sleep 0.1
 		done
 	fi
@@ -107,7 +109,7 @@ begin() {
 	(
 		[ $node = 1 ] || address=10.0.0.1
 		tries=0
-		until ours ib_write_bw -x $gid -F -D 50 $address; do
+		until ours ib_write_bw -x $gid -F -D 50 $patience $address; do
 			tries=$((tries + 1))
 			grep -qiE "couldn't connect|refused" /run/out && [ $tries -lt 100 ] || exit 1
 			sleep 0.1
@@ -147,22 +149,29 @@ fi
 say "ready"
 meet
 
+# A time-out of 4.3 s. rdma_rxe's own of perftest, 67 ms, runs out beside other load though nothing
+# is lost, and when the ACK of all of a WRITE comes while the card is sending it again, it goes on
+# with one without bytes, which has the number of the next message's first packet
+# (docs/decisions/0080-peers-without-heddle.md): the peer takes that for a wrong request. UC sends
+# nothing again.
+patience="-u 20"
+
 for server in 1 2; do
 	by_card $server "ibv_rc_pingpong -g @ -n 20 -c"
 	by_card $server "ibv_rc_pingpong -g @ -n 20 -c -s 100000"
 	by_card $server "ibv_rc_pingpong -g @ -n 20 -e -s 9000"
-	by_card $server "ib_send_bw -n 60 -s 65536 -x @ -F"
-	by_card $server "ib_send_lat -n 40 -s 8 -x @ -F"
+	by_card $server "ib_send_bw -n 60 -s 65536 $patience -x @ -F"
+	by_card $server "ib_send_lat -n 40 -s 8 $patience -x @ -F"
 done
 for test in "ib_write_bw -n 60 -s 65536" "ib_write_lat -n 20 -s 8" "ib_read_bw -n 60 -s 65536" "ib_read_lat -n 40 -s 8" \
 	"ib_atomic_bw -n 60" "ib_atomic_lat -n 40 -A CMP_AND_SWAP"; do
-	by_card 1 "$test -x @ -F"
-	by_peer 2 "$test -x @ -F"
+	by_card 1 "$test $patience -x @ -F"
+	by_peer 2 "$test $patience -x @ -F"
 done
 # What comes to a container before the agent has allowed it is lost: nobody sends it again for UC.
 by_card 1 "ibv_uc_pingpong -g @ -n 20 -c"
 by_card 1 "ib_write_bw -c UC -n 60 -s 65536 -x @ -F"
-by_card 1 "ib_write_bw -n 20 -s 65536 -q 3 -x @ -F"
+by_card 1 "ib_write_bw -n 20 -s 65536 -q 3 $patience -x @ -F"
 
 say "policy forbids it: what there is ends"
 begin

@@ -21,6 +21,8 @@
 
 #define QUEUES_MAGIC   0x45554555514c4448 /* "HDLQUEUE" in memory */
 #define QUEUES_VERSION 1
+/* In a service's HELLO, beside the version: it reads `owner` of REGION. */
+#define QUEUES_OWNERS  0x100000000
 
 /* What a region may have. */
 #define QUEUES_SLOTS_MIN    16u
@@ -208,7 +210,7 @@ struct queues_region {
 	uint32_t streams;
 	uint32_t capacity;
 	uint32_t sockets; /* that it may have at a time, with QUEUES_CONTROL */
-	uint32_t reserved;
+	uint32_t owner;   /* whose share of the service it has; 0: one of its own */
 };
 
 /* GIVE, with a connection; and its answer, which says the stream. */

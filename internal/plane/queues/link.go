@@ -10,7 +10,11 @@ import (
 )
 
 // link is a connection to the service. Any goroutine may make requests; one receives.
-type link struct{ process.Requests }
+type link struct {
+	process.Requests
+	// owners says that the service reads of a region whose it is: one of before does not.
+	owners bool
+}
 
 // dial connects to the service that listens at path.
 func dial(path string) (*link, error) {
@@ -18,7 +22,7 @@ func dial(path string) (*link, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &link{process.Requests{Conn: conn}}, nil
+	return &link{Requests: process.Requests{Conn: conn}}, nil
 }
 
 // request sends a message, with a descriptor unless fd is -1, and waits for its answer. The error

@@ -72,6 +72,7 @@ type Plane struct {
 	regions   map[uint64]*region
 	link      *link // nil: there is no service
 	ended     uint64
+	last      uint32 // number of an endpoint
 }
 
 // endpoint is one of the node's.
@@ -79,6 +80,7 @@ type endpoint struct {
 	model.Endpoint
 	attached, chosen bool
 	places           guest.Places
+	number           uint32 // as the service knows it, not 0
 	regions          int
 	large            int    // of them that have rings of regionCapacity
 	profile          string // that chose it; empty: none does
@@ -139,7 +141,8 @@ func (p *Plane) ServeStack(_ stack.Kind, s stack.Settings) error {
 func (p *Plane) of(e model.Endpoint) *endpoint {
 	known := p.endpoints[e.ID]
 	if known == nil || !known.Created.Equal(e.Created) {
-		known = &endpoint{places: guest.NewPlaces()}
+		p.last = max(p.last+1, 1)
+		known = &endpoint{places: guest.NewPlaces(), number: p.last}
 		p.endpoints[e.ID] = known
 	}
 	known.Endpoint = e

@@ -82,6 +82,9 @@ func (l *link) makeRegion(ctx context.Context, of *endpoint, flags, capacity uin
 		Head: protocol.Head{Type: protocol.TypeRegion, Region: r.id}, Flags: flags,
 		Slots: regionSlots, Streams: regionStreams, Capacity: capacity, Sockets: regionSockets,
 	}
+	if l.owners {
+		ask.Owner = of.number
+	}
 	_, r.memory, err = request[protocol.Region, protocol.Plain](ctx, l, &ask, &ask.Head, ends[1])
 	if err == nil && r.memory < 0 {
 		err = protocol.ErrMalformed

@@ -54,9 +54,10 @@ func (p *Plane) serve(ctx context.Context, l *link) error {
 	go func() { heard <- p.hear(l) }()
 	hello := protocol.Plain{Head: protocol.Head{Type: protocol.TypeHello}, Value: protocol.Version}
 	greets, cancel := context.WithTimeout(ctx, process.Answers)
-	_, _, err := request[protocol.Plain, protocol.Plain](greets, l, &hello, &hello.Head, -1)
+	greeting, _, err := request[protocol.Plain, protocol.Plain](greets, l, &hello, &hello.Head, -1)
 	cancel()
 	if err == nil {
+		l.owners = greeting.Value&protocol.Owners != 0
 		p.mu.Lock()
 		p.link = l
 		p.mu.Unlock()

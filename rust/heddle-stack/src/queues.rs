@@ -35,7 +35,7 @@ mod stream;
 use std::io;
 use std::path::Path;
 
-pub use service::Service;
+pub use service::{ROUND, Service};
 
 /// Serves the agents that connect at a path, for ever.
 ///

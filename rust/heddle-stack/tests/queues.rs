@@ -7,12 +7,13 @@ mod queues_support;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use heddle_stack::queues::abi::*;
 use heddle_stack::queues::guest::{Connection, Guest};
 use heddle_stack::queues::memory::View;
-use heddle_stack::queues::proto;
+use heddle_stack::queues::{ROUND, proto};
 
 use queues_support::*;
 
@@ -384,4 +385,60 @@ fn who_waits_for_room_wakes_when_the_agent_ends_the_region() {
     }
     agent.ask(QUEUES_REGION_GONE, 1, 0);
     woke.recv_timeout(Duration::from_secs(10)).unwrap();
+}
+
+/// A container with many processes has the rings of all their connections full; another one's write
+/// waits for no more than one round of it, and none of its own processes is left out. Who has had
+/// how much is counted, and no matter of time.
+#[test]
+fn a_container_does_not_hold_up_another_one_by_its_connections() {
+    const REGIONS: u64 = 16;
+    let mut agent = Agent::new();
+    let mut guests = Vec::new();
+    for id in 1..=REGIONS {
+        let life = agent.region_of(1, id, 0);
+        let ends: Vec<_> = (0..STREAMS).map(|_| UnixStream::pair().unwrap()).collect();
+        let give = |(a, b): (UnixStream, UnixStream)| (agent.give(id, &a.into()).unwrap(), b);
+        let connections: Vec<_> = ends.into_iter().map(give).collect();
+        guests.push((Guest::open(&life).unwrap(), connections, life));
+    }
+    let life = agent.region_of(2, REGIONS + 1, 0);
+    let (a, _b) = UnixStream::pair().unwrap();
+    let mut quiet = agent.give(REGIONS + 1, &a.into()).unwrap();
+    let mut other = Guest::open(&life).unwrap();
+    let mut service = agent.stopped();
+    let full = vec![7; CAPACITY as usize];
+    for (guest, connections, _) in &mut guests {
+        for (c, _) in connections {
+            assert_eq!(guest.put(c, &full).unwrap(), full.len());
+        }
+    }
+    assert_eq!(other.put(&mut quiet, &[1; 200]).unwrap(), 200);
+    let sent = |guest: &Guest, c: &Connection| {
+        guest.view.out_consumed(c.stream).load(std::sync::atomic::Ordering::Relaxed)
+    };
+    let of = |(guest, connections, _): &(Guest, Vec<(Connection, UnixStream)>, OwnedFd)| {
+        connections.iter().map(|(c, _)| sent(guest, c)).sum::<u64>()
+    };
+    while sent(&other, &quiet) < 200 {
+        service.step(Some(Duration::ZERO)).unwrap();
+    }
+    let before: u64 = guests.iter().map(of).sum();
+    assert!(before <= ROUND as u64, "{before} bytes went before it");
+    // Three of its processes have more than a round's bytes, again and again.
+    for _ in 0..2 * REGIONS {
+        service.step(Some(Duration::ZERO)).unwrap();
+        for (guest, connections, _) in &mut guests[..3] {
+            for (c, peer) in connections {
+                peer.set_nonblocking(true).unwrap();
+                while peer.read(&mut vec![0; 1 << 18]).is_ok() {}
+                guest.put(c, &full).unwrap();
+            }
+        }
+    }
+    assert!(
+        guests
+            .iter()
+            .all(|g| of(g) == full.len() as u64 * u64::from(STREAMS) || of(g) > ROUND as u64)
+    );
 }

@@ -5,6 +5,7 @@ package protocol
 
 const (
 	Version        = 0x1
+	Owners         = 0x100000000
 	MessageMax     = 0x80
 	Answer         = 0x80000000
 	Control        = 0x1
@@ -41,7 +42,7 @@ type Region struct {
 	Streams  uint32
 	Capacity uint32
 	Sockets  uint32
-	Reserved uint32
+	Owner    uint32
 }
 
 type Give struct {

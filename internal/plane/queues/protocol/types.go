@@ -10,6 +10,7 @@ import "C"
 
 const (
 	Version        = C.QUEUES_VERSION
+	Owners         = C.QUEUES_OWNERS
 	MessageMax     = C.QUEUES_MESSAGE_MAX
 	Answer         = C.QUEUES_ANSWER
 	Control        = C.QUEUES_CONTROL

@@ -2,6 +2,7 @@
 
 pub const QUEUES_MAGIC: u64 = 4995975594375922760;
 pub const QUEUES_VERSION: u32 = 1;
+pub const QUEUES_OWNERS: u64 = 4294967296;
 pub const QUEUES_SLOTS_MIN: u32 = 16;
 pub const QUEUES_SLOTS_MAX: u32 = 4096;
 pub const QUEUES_STREAMS_MAX: u32 = 1024;
@@ -159,7 +160,7 @@ pub struct queues_region {
     pub streams: u32,
     pub capacity: u32,
     pub sockets: u32,
-    pub reserved: u32,
+    pub owner: u32,
 }
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]

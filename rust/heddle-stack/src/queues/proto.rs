@@ -59,7 +59,7 @@ pub fn parse(bytes: &[u8], descriptors: usize) -> Result<(queues_head, Message),
         QUEUES_HELLO => (Message::Hello { version: value(bytes)? }, descriptors == 0),
         QUEUES_REGION => {
             let m: queues_region = plain::read(bytes).ok_or(Malformed)?;
-            if m.reserved != 0 || m.flags & !(QUEUES_CONTROL | QUEUES_POLLED) != 0 {
+            if m.flags & !(QUEUES_CONTROL | QUEUES_POLLED) != 0 {
                 return Err(Malformed);
             }
             (Message::Region(m), descriptors == 1)

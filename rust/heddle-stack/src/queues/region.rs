@@ -105,6 +105,7 @@ struct Bells {
 #[derive(Debug)]
 pub(super) struct Region {
     pub(super) id: u64,
+    pub(super) owner: u32,
     flags: u32,
     view: View,
     jobs: Consumer,
@@ -198,6 +199,7 @@ impl Region {
         watch(life.as_fd(), LIFE)?;
         Ok(Self {
             id: asked.head.region,
+            owner: asked.owner,
             flags: asked.flags,
             view,
             jobs,

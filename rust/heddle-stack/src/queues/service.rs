@@ -22,6 +22,8 @@ const AGENT: u64 = u64::MAX - 1;
 const NAP: i64 = 20_000;
 /// Regions of a service.
 const REGIONS: usize = 4096;
+/// What the regions of one endpoint move in a round, in bytes: another one's turn waits no longer.
+pub const ROUND: usize = 1 << 20;
 /// Messages of the agent's that are served before regions have their turns.
 const MESSAGES: usize = 64;
 const SECOND: u64 = 1_000_000_000;
@@ -37,6 +39,8 @@ pub struct Service {
     by_id: HashMap<u64, usize>,
     /// Regions that were awake in the last round.
     awake: Vec<usize>,
+    /// What is left in this one of what an owner may move.
+    left: HashMap<u64, usize>,
     events: Vec<(u64, u32)>,
     ticked: u64,
     beat: u32,
@@ -62,6 +66,7 @@ impl Service {
             regions: Vec::new(),
             by_id: HashMap::new(),
             awake: Vec::new(),
+            left: HashMap::new(),
             events: Vec::new(),
             ticked: monotonic(),
             beat: 0,
@@ -168,14 +173,24 @@ impl Service {
         }
     }
 
-    /// A turn for each region that is awake.
+    /// A turn for each region that is awake, as far as what its owner may move goes; those that get
+    /// none come first in the next round.
     fn round(&mut self) -> Next {
         let now = monotonic();
         let mut next = Next::Wait;
-        for slot in self.awake.clone() {
+        let mut served = Vec::with_capacity(self.awake.len());
+        self.left.clear();
+        for slot in core::mem::take(&mut self.awake) {
             let Some(Some(region)) = self.regions.get_mut(slot) else { continue };
+            let left = self.left.entry(owner(region, slot)).or_insert(ROUND);
+            if *left == 0 {
+                self.awake.push(slot);
+                next = Next::Again;
+                continue;
+            }
+            served.push(slot);
             let context = context(&self.epoll, slot, now);
-            let turned = region.turn(&context);
+            let turned = region.turn(&context, left);
             let used = sys::thread_time();
             region.stats.processor += used - core::mem::replace(&mut self.charged, used);
             match turned {
@@ -189,6 +204,7 @@ impl Service {
                 }
             }
         }
+        self.awake.append(&mut served);
         next
     }
 
@@ -294,7 +310,8 @@ impl Service {
                 let error = if good { 0 } else { libc::EPROTONOSUPPORT };
                 let head = proto::answer_to(head, error);
                 self.greeted = good;
-                self.say(&queues_plain { head, value: QUEUES_VERSION.into() }, &[]);
+                let value = u64::from(QUEUES_VERSION) | QUEUES_OWNERS;
+                self.say(&queues_plain { head, value }, &[]);
                 if !good {
                     self.part();
                 }
@@ -390,6 +407,12 @@ impl Service {
         all.head = proto::answer_to(head, if known { 0 } else { libc::ENOENT });
         self.say(&all, &[]);
     }
+}
+
+/// Whose share a region has: one whose owner nobody has named has one of its own.
+fn owner(region: &Region, slot: usize) -> u64 {
+    let own = 1 << 32 | u64::try_from(slot).unwrap_or(u64::MAX);
+    if region.owner == 0 { own } else { region.owner.into() }
 }
 
 fn context(epoll: &Epoll, slot: usize, now: u64) -> Context<'_> {

@@ -7,8 +7,9 @@ use super::abi::*;
 use super::memory::{View, arm, take_armed, take_waits};
 use super::sockets;
 
-/// What a socket takes or gives in one turn of a connection, in bytes.
-const TURN: usize = 1 << 20;
+/// What a system call, and a look at a stream, cost beside the bytes: processor time as bytes.
+pub(super) const CALL: usize = 4096;
+const LOOK: usize = 128;
 /// What one system call moves at most: the socket is locked meanwhile.
 const PIECE: u64 = 256 << 10;
 /// So many looks at an empty out ring precede sleep, with a nap between them.
@@ -200,11 +201,18 @@ impl Stream {
         moved.edge |= waits & QUEUES_WAITS_EDGE != 0;
     }
 
-    /// A turn. `None` if the connection is to be closed.
-    pub(super) fn turn(&mut self, view: &View, fd: &OwnedFd, moved: &mut Moved) -> Next {
+    /// A turn, which takes what it costs of what is left of its owner's round.
+    pub(super) fn turn(
+        &mut self,
+        view: &View,
+        fd: &OwnedFd,
+        left: &mut usize,
+        moved: &mut Moved,
+    ) -> Next {
         let fd = fd.as_fd();
-        let out = self.turn_out(view, fd, moved);
-        let back = if self.both { self.turn_in(view, fd, moved) } else { Next::Wait };
+        *left = left.saturating_sub(LOOK);
+        let out = self.turn_out(view, fd, left, moved);
+        let back = if self.both { self.turn_in(view, fd, left, moved) } else { Next::Wait };
         match (out, back) {
             (Next::Again, _) | (_, Next::Again) => Next::Again,
             (Next::Soon, _) => Next::Soon,
@@ -212,8 +220,14 @@ impl Stream {
         }
     }
 
-    fn turn_out(&mut self, view: &View, fd: BorrowedFd<'_>, moved: &mut Moved) -> Next {
-        let (mut left, mut sent) = (TURN, 0_u64);
+    fn turn_out(
+        &mut self,
+        view: &View,
+        fd: BorrowedFd<'_>,
+        left: &mut usize,
+        moved: &mut Moved,
+    ) -> Next {
+        let mut sent = 0_u64;
         let next = loop {
             let Some(produced) = self.look_out(view) else {
                 self.give_up(view, fd, moved);
@@ -233,17 +247,18 @@ impl Stream {
             if self.out_blocked {
                 break Next::Wait;
             }
-            if left == 0 {
+            if *left == 0 {
                 break Next::Again;
             }
-            let n = usize::try_from(n).unwrap_or(0).min(left);
+            let n = usize::try_from(n).unwrap_or(0).min(*left);
             moved.calls += 1;
+            *left = left.saturating_sub(CALL);
             match view.send(fd, self.number, self.out_consumed, n) {
                 Ok(n) => {
                     self.out_consumed = self.out_consumed.wrapping_add(n as u64);
                     view.out_consumed(self.number).store(self.out_consumed, Ordering::Release);
                     sent += n as u64;
-                    left -= n.min(left);
+                    *left = left.saturating_sub(n);
                     self.wake_writer(view, moved);
                 }
                 Err(err) if err.kind() == std::io::ErrorKind::WouldBlock => self.out_blocked = true,
@@ -286,13 +301,19 @@ impl Stream {
         }
     }
 
-    fn turn_in(&mut self, view: &View, fd: BorrowedFd<'_>, moved: &mut Moved) -> Next {
-        let (mut left, mut got) = (TURN, 0_u64);
+    fn turn_in(
+        &mut self,
+        view: &View,
+        fd: BorrowedFd<'_>,
+        left: &mut usize,
+        moved: &mut Moved,
+    ) -> Next {
+        let mut got = 0_u64;
         let next = loop {
             if self.in_over || self.in_blocked {
                 break Next::Wait;
             }
-            if left == 0 {
+            if *left == 0 {
                 break Next::Again;
             }
             let Some(room) = self.look_in(view) else {
@@ -307,8 +328,9 @@ impl Stream {
                 view.in_asleep(self.number).store(0, Ordering::Relaxed);
                 continue;
             }
-            let n = usize::try_from(room.min(PIECE)).unwrap_or(0).min(left);
+            let n = usize::try_from(room.min(PIECE)).unwrap_or(0).min(*left);
             moved.calls += 1;
+            *left = left.saturating_sub(CALL);
             match view.receive(fd, self.number, self.in_produced, n) {
                 Ok(0) => {
                     self.in_over = true;
@@ -319,7 +341,7 @@ impl Stream {
                     self.in_produced = self.in_produced.wrapping_add(n as u64);
                     view.in_produced(self.number).store(self.in_produced, Ordering::Release);
                     got += n as u64;
-                    left -= n.min(left);
+                    *left = left.saturating_sub(n);
                 }
                 Err(err) if err.kind() == std::io::ErrorKind::WouldBlock => self.in_blocked = true,
                 Err(err) if err.kind() == std::io::ErrorKind::Interrupted => {}

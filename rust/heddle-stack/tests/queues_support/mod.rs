@@ -24,7 +24,7 @@ pub(crate) const CAPACITY: u32 = 65536;
 pub(crate) struct Agent {
     socket: OwnedFd,
     stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<JoinHandle<Service>>,
     tag: u32,
     /// Of the service's own accord.
     pub(crate) gone: Vec<u64>,
@@ -42,11 +42,18 @@ impl Agent {
             while !stopped.load(Ordering::Relaxed) {
                 service.step(Some(Duration::from_millis(20))).unwrap();
             }
+            service
         });
         let mut agent = Self { socket: ours, stop, thread: Some(thread), tag: 0, gone: Vec::new() };
         let hello = agent.ask(QUEUES_HELLO, 0, QUEUES_VERSION.into());
-        assert_eq!((hello.head.error, hello.value), (0, 1));
+        assert_eq!((hello.head.error, hello.value), (0, 1 | QUEUES_OWNERS));
         agent
+    }
+
+    /// The service, which does nothing by itself any more.
+    pub(crate) fn stopped(&mut self) -> Service {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().unwrap().join().unwrap()
     }
 
     fn head(&mut self, kind: u32, region: u64) -> queues_head {
@@ -110,11 +117,15 @@ impl Agent {
 
     /// Makes a region, and gives the guest's end of its socket.
     pub(crate) fn region(&mut self, region: u64, flags: u32) -> OwnedFd {
+        self.region_of(0, region, flags)
+    }
+
+    /// The same, of an owner.
+    pub(crate) fn region_of(&mut self, owner: u32, region: u64, flags: u32) -> OwnedFd {
         let (guest, service) = packets::packet_pair().unwrap();
         let head = self.head(QUEUES_REGION, region);
         let (slots, streams, capacity) = (SLOTS, STREAMS, CAPACITY);
-        let asked =
-            queues_region { head, flags, slots, streams, capacity, sockets: 32, reserved: 0 };
+        let asked = queues_region { head, flags, slots, streams, capacity, sockets: 32, owner };
         self.say(&asked, Some(&service));
         let (made, fds): (queues_plain, _) = self.answer(QUEUES_REGION);
         assert_eq!((made.head.error, fds.len()), (0, 1));

@@ -12,7 +12,7 @@ use crate::queues::abi::*;
 use crate::queues::memory::{HeaderWord, View};
 use crate::queues::proto;
 use crate::queues::sockets;
-use crate::queues::stream::{Moved, Next};
+use crate::queues::stream::{CALL, Moved, Next};
 
 /// A connection that was closed is given up if its socket takes nothing for so long, in ns.
 const FLUSH: u64 = 60_000_000_000;
@@ -60,10 +60,12 @@ impl Region {
         }
     }
 
-    /// A turn. Says whether there is more to do; an error ends the region.
+    /// A turn, as far as its owner's round has something left. Says whether there is more to do; an
+    /// error ends the region.
     pub(in crate::queues) fn turn(
         &mut self,
         context: &Context<'_>,
+        left: &mut usize,
     ) -> Result<Next, shared_ring::PeerBroken> {
         let mut next = Next::Wait;
         let mut popped = 0;
@@ -73,6 +75,7 @@ impl Region {
             popped = self.jobs.pop(&mut slots)?;
             for slot in &slots[..popped] {
                 self.stats.jobs += 1;
+                *left = left.saturating_sub(CALL);
                 self.serve(&proto::nqe(slot), context);
             }
             if popped == JOBS {
@@ -80,8 +83,13 @@ impl Region {
             }
         }
         for _ in 0..self.active.len() {
+            if *left == 0 {
+                // The next round goes on here.
+                next = Next::Again;
+                break;
+            }
             let Some(index) = self.active.pop_front() else { break };
-            match self.run(index, context) {
+            match self.run(index, left, context) {
                 Next::Wait => {}
                 one => {
                     self.activate(index);
@@ -148,11 +156,11 @@ impl Region {
         }
     }
 
-    fn run(&mut self, index: usize, context: &Context<'_>) -> Next {
+    fn run(&mut self, index: usize, left: &mut usize, context: &Context<'_>) -> Next {
         let Some(Some(socket)) = self.sockets.get_mut(index) else { return Next::Wait };
         socket.queued = false;
         match &socket.kind {
-            Kind::Connection(_) => self.move_bytes(index, context),
+            Kind::Connection(_) => self.move_bytes(index, left, context),
             Kind::Listener(_) => self.accept(index, context),
             Kind::Connecting(..) => {
                 self.connected(index, context);
@@ -162,7 +170,7 @@ impl Region {
         }
     }
 
-    fn move_bytes(&mut self, index: usize, context: &Context<'_>) -> Next {
+    fn move_bytes(&mut self, index: usize, left: &mut usize, context: &Context<'_>) -> Next {
         let view = &self.view;
         let Some(Some(Socket { number, fd: Some(fd), kind: Kind::Connection(stream), .. })) =
             self.sockets.get_mut(index)
@@ -171,7 +179,7 @@ impl Region {
         };
         let mut moved = Moved::default();
         let blocked = stream.out_blocked;
-        let next = stream.turn(view, fd, &mut moved);
+        let next = stream.turn(view, fd, left, &mut moved);
         if self.flags & QUEUES_CONTROL == 0 && stream.out_blocked && !blocked {
             context.watch_room(fd.as_fd(), true, index);
         }

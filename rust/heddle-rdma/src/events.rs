@@ -1,6 +1,6 @@
 //! What programs are told: completions, and events on sockets.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 
 use verbs_protocol::abi::{self, verbs_async_event, verbs_completion};
@@ -11,27 +11,43 @@ use crate::objects::{Objects, Source};
 use crate::queues::wake_polls;
 use crate::sys;
 
+type Packet = [u8; 16];
+
 /// A socket on which the router only sends: 16 bytes for an event.
 pub(crate) struct EventSocket {
     pub(crate) socket: OwnedFd,
-    /// Events for which it had no room.
-    pub(crate) held: VecDeque<[u8; 16]>,
+    /// Events for which it had no room, in their order, and which of them are still to be sent: each
+    /// once. So there are no more than the objects that they are of have kinds of events, and none is
+    /// lost.
+    held: VecDeque<Packet>,
+    wanted: HashSet<Packet>,
 }
 
 impl EventSocket {
     pub(crate) fn new(socket: OwnedFd) -> Self {
-        Self { socket, held: VecDeque::new() }
+        Self { socket, held: VecDeque::new(), wanted: HashSet::new() }
+    }
+
+    /// Whether it waits for room.
+    pub(crate) fn holds(&self) -> bool {
+        !self.held.is_empty()
+    }
+
+    fn hold(&mut self, event: Packet) {
+        if self.wanted.insert(event) {
+            self.held.push_back(event);
+        }
     }
 
     /// Sends an event, or holds it; true if the caller has to wait for room.
-    fn send(&mut self, event: [u8; 16]) -> bool {
+    fn send(&mut self, event: Packet) -> bool {
         if !self.held.is_empty() {
-            self.held.push_back(event);
+            self.hold(event);
             return false;
         }
         match sys::send(&self.socket, &event, &[]) {
             Err(err) if sys::would_block(&err) => {
-                self.held.push_back(event);
+                self.hold(event);
                 true
             }
             // A program that has closed its end wants no events.
@@ -42,12 +58,27 @@ impl EventSocket {
     /// Sends what was held; true if nothing is held any more.
     pub(crate) fn drain(&mut self) -> bool {
         while let Some(event) = self.held.front() {
-            match sys::send(&self.socket, event, &[]) {
-                Err(err) if sys::would_block(&err) => return false,
-                _ => self.held.pop_front(),
-            };
+            if self.wanted.contains(event) {
+                match sys::send(&self.socket, event, &[]) {
+                    Err(err) if sys::would_block(&err) => return false,
+                    _ => self.wanted.remove(event),
+                };
+            }
+            self.held.pop_front();
         }
         true
+    }
+
+    /// The object of these is gone: what a program does not read must not grow with the objects that
+    /// it makes and destroys.
+    fn forget(&mut self, events: impl IntoIterator<Item = Packet>) {
+        for event in events {
+            self.wanted.remove(&event);
+        }
+        // Rarely, as it takes as long as there are many.
+        if self.held.len() > 2 * self.wanted.len() + 64 {
+            self.held.retain(|event| self.wanted.contains(event));
+        }
     }
 }
 
@@ -83,11 +114,7 @@ impl Objects {
             let event = abi::verbs_completion_event { user: queue.user, cq, reserved: 0 };
             let channel = queue.channel;
             let Some(channel_object) = self.channels.get_mut(channel) else { continue };
-            let event = packet(&event);
-            if channel_object.events.held.contains(&event) {
-                continue;
-            }
-            if channel_object.events.send(event)
+            if channel_object.events.send(packet(&event))
                 && let Some(object) = self.channels.get(channel)
             {
                 let id = Source::Channel.id(channel);
@@ -112,9 +139,8 @@ impl Objects {
 
     /// Sends an asynchronous event.
     pub(crate) fn tell(&mut self, context: u32, event: u32, object: u32, user: u64) {
-        const HELD_MAX: usize = 64;
         let Some(c) = self.contexts.get_mut(context) else { return };
-        let Some(events) = c.events.as_mut().filter(|e| e.held.len() < HELD_MAX) else { return };
+        let Some(events) = c.events.as_mut() else { return };
         if events.send(packet(&verbs_async_event { user, event, object }))
             && let Some(c) = self.contexts.get(context)
             && let Some(events) = &c.events
@@ -125,6 +151,23 @@ impl Objects {
     }
 }
 
-fn packet<T: plain::Plain>(event: &T) -> [u8; 16] {
+impl Objects {
+    /// Asynchronous events of an object that is gone are sent to nobody any more.
+    pub(crate) fn tell_no_more(&mut self, context: u32, kinds: &[u32], object: u32, user: u64) {
+        if let Some(events) = self.contexts.get_mut(context).and_then(|c| c.events.as_mut()) {
+            let of = |event: &u32| packet(&verbs_async_event { user, event: *event, object });
+            events.forget(kinds.iter().map(of));
+        }
+    }
+
+    /// The same of a completion queue's on its channel.
+    pub(crate) fn notify_no_more(&mut self, channel: u32, cq: u32, user: u64) {
+        if let Some(channel) = self.channels.get_mut(channel) {
+            channel.events.forget([packet(&abi::verbs_completion_event { user, cq, reserved: 0 })]);
+        }
+    }
+}
+
+fn packet<T: plain::Plain>(event: &T) -> Packet {
     *plain::bytes(event).first_chunk().expect("events have 16 bytes")
 }

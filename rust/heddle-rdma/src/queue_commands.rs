@@ -90,14 +90,13 @@ impl Objects {
         if cq.users > 0 {
             return Err(EBUSY);
         }
-        let (channel, memory) = (cq.channel, Arc::clone(&cq.memory));
+        let (channel, user, memory) = (cq.channel, cq.user, Arc::clone(&cq.memory));
         self.cqs.remove(handle);
         if let Some(channel) = self.channels.get_mut(channel) {
             channel.users -= 1;
-            // What a program does not read must not grow with the queues that it makes and
-            // destroys.
-            channel.events.held.retain(|event| event[8..12] != handle.to_ne_bytes());
         }
+        self.notify_no_more(channel, handle, user);
+        self.tell_no_more(context, &[ibv::EVENT_CQ_ERR], handle, user);
         self.refund(context, Quota::Cqs, 1);
         self.let_go_of(context, memory);
         Ok(done())
@@ -179,8 +178,9 @@ impl Objects {
         if srq.users > 0 {
             return Err(EBUSY);
         }
-        let (pd, memory) = (srq.pd, Arc::clone(&srq.memory));
+        let (pd, user, memory) = (srq.pd, srq.user, Arc::clone(&srq.memory));
         self.srqs.remove(handle);
+        self.tell_no_more(context, &[ibv::EVENT_SRQ_LIMIT_REACHED], handle, user);
         self.leave_pd(pd);
         self.refund(context, Quota::Srqs, 1);
         self.let_go_of(context, memory);

@@ -19,6 +19,14 @@ use crate::objects::{Capabilities, Objects, Qp};
 use crate::protection::{Protection, protects};
 use crate::queues::{ReceiveRing, SendRing};
 
+/// The asynchronous events that a queue pair can have.
+const EVENTS: [u32; 4] = [
+    ibv::EVENT_QP_FATAL,
+    ibv::EVENT_COMM_EST,
+    ibv::EVENT_SQ_DRAINED,
+    ibv::EVENT_QP_LAST_WQE_REACHED,
+];
+
 impl Objects {
     pub(crate) fn create_qp(
         self: &mut Box<Self>,
@@ -237,6 +245,7 @@ impl Objects {
         self.unlink(number);
         self.leave_groups(number);
         let mut qp = usable(self.qps.remove(number))?;
+        self.tell_no_more(context, &EVENTS, number, qp.user);
         for cq in [qp.send_cq, qp.recv_cq] {
             if let Some(cq) = self.cqs.get_mut(cq) {
                 cq.users -= 1;

@@ -155,11 +155,11 @@ impl Objects {
                 let way = sys::READABLE | sys::EDGE;
                 all.push((doorbell.as_fd(), way, Source::Doorbell.id(handle)));
             }
-            if let Some(events) = context.events.as_ref().filter(|e| !e.held.is_empty()) {
+            if let Some(events) = context.events.as_ref().filter(|e| e.holds()) {
                 all.push((events.socket.as_fd(), sys::WRITABLE, Source::Events.id(handle)));
             }
             for (channel, object) in self.channels.iter().filter(|(_, c)| c.context == handle) {
-                if !object.events.held.is_empty() {
+                if object.events.holds() {
                     let id = Source::Channel.id(channel);
                     all.push((object.events.socket.as_fd(), sys::WRITABLE, id));
                 }

@@ -382,6 +382,43 @@ fn events_of_a_queue_that_is_gone_are_not_kept() {
     drop(b);
 }
 
+/// One that reads its asynchronous events late gets all of them, however many, and none of what is
+/// gone by then.
+#[test]
+fn events_of_all_objects_wait_for_their_program() {
+    let router = node();
+    let mut device = router.open(1);
+    let pd = device.pd();
+    let (cq, other) = (device.cq(1, 0), device.cq(64, 0));
+    // More than the socket has room for.
+    let mut numbers: Vec<u32> = Vec::new();
+    for _ in 0..600 {
+        let number = device.qp(ibv::QPT_RC, pd, &other, &cq, 0).number;
+        let attr = abi::verbs_qp_attr { qp_state: 1, port: 1, ..Default::default() };
+        let init = ibv::QP_STATE | ibv::QP_PORT | ibv::QP_PKEY_INDEX | ibv::QP_ACCESS_FLAGS;
+        assert_eq!(device.modify(number, init, attr), Ok(1));
+        numbers.push(number);
+    }
+    let mut last = device.qp(ibv::QPT_RC, pd, &other, &cq, 0);
+    device.connect(last.number, ibv::QPT_RC, (1, last.number), |_| ());
+    for wr_id in 0..4 {
+        device.post(last.receive.as_mut().unwrap(), &receiving(wr_id, &[]));
+    }
+    // The queue has no room for what they become.
+    device.ask_for_state(last.number, 6);
+    assert_eq!(device.event().event, ibv::EVENT_CQ_ERR);
+    let gone = numbers.pop().unwrap();
+    receive(&device.socket).unwrap();
+    device.object(abi::VERBS_DESTROY_QP, gone).unwrap();
+    for _ in &numbers {
+        let event = device.event();
+        assert_eq!(event.event, ibv::EVENT_QP_FATAL);
+        assert!(numbers.contains(&event.object));
+    }
+    device.state(last.number);
+    assert!(!support::readable(&device.events, std::time::Duration::ZERO));
+}
+
 /// A container has two keys and the numbers of others' queue pairs; none of them is of use to it.
 #[test]
 fn keys_and_numbers_of_other_containers_reach_nothing() {

@@ -137,12 +137,14 @@ pub(crate) struct ReceiveRing {
     /// Those that were taken and not used after all, or the `wr_id` of one that is wrong: of a
     /// shared queue more than one at a time.
     returned: Vec<Result<Receive, u64>>,
+    /// Requests in the ring that were counted, and their slots.
+    counted: (u32, u32),
 }
 
 impl ReceiveRing {
     pub(crate) fn attach(memory: &Arc<SharedMemory>, offset: usize, capacity: u32) -> Option<Self> {
         let consumer = Consumer::attach(memory, offset, capacity).ok()?;
-        Some(Self { staged: Staged::new(consumer), returned: Vec::new() })
+        Some(Self { staged: Staged::new(consumer), returned: Vec::new(), counted: (0, 0) })
     }
 
     /// The next request; the `wr_id` of one that is wrong in itself.
@@ -150,7 +152,11 @@ impl ReceiveRing {
         if let Some(returned) = self.returned.pop() {
             return Ok(Some(returned));
         }
-        Ok(self.staged.next(slots::receive_slots)?.map(Receive::parse))
+        let Some(bytes) = self.staged.next(slots::receive_slots)? else { return Ok(None) };
+        let slots = u32::try_from(bytes.len() / SLOT).unwrap_or(u32::MAX);
+        let (requests, counted) = self.counted;
+        self.counted = (requests.saturating_sub(1), counted.saturating_sub(slots));
+        Ok(Some(Receive::parse(bytes)))
     }
 
     /// Puts a request back, to be the next one again.
@@ -160,13 +166,24 @@ impl ReceiveRing {
 
     pub(crate) fn clear(&mut self) {
         self.returned.clear();
+        self.counted = (0, 0);
         self.staged.clear();
     }
 
-    /// Slots that are there: at least as many as requests.
-    pub(crate) fn available(&mut self) -> u32 {
+    /// Requests that are there, as their heads say; each is looked at once. One that is wrong, or
+    /// changed meanwhile, has its program alone count wrongly.
+    pub(crate) fn requests(&mut self) -> u32 {
+        let available = self.staged.consumer.available().unwrap_or(0);
+        while let Some(head) = self.staged.consumer.peek(self.counted.1) {
+            let slots = slots::receive_slots(&head.to_bytes()).unwrap_or(1);
+            let slots = self.counted.1 + u32::try_from(slots).unwrap_or(1);
+            if slots > available {
+                break;
+            }
+            self.counted = (self.counted.0 + 1, slots);
+        }
         let returned = u32::try_from(self.returned.len()).unwrap_or(u32::MAX);
-        self.staged.consumer.available().unwrap_or(0).saturating_add(returned)
+        self.counted.0.saturating_add(returned)
     }
 }
 
@@ -295,7 +312,7 @@ mod tests {
         for receive in taken {
             receives.give_back(Ok(receive));
         }
-        assert_eq!(receives.available(), 2);
+        assert_eq!(receives.requests(), 2);
         let mut again = [(); 2].map(|()| receives.next().unwrap().unwrap().unwrap().wr_id);
         again.sort_unstable();
         assert_eq!(again, [1, 2]);

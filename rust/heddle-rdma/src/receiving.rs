@@ -84,7 +84,7 @@ impl Objects {
 
     fn check_limit(&mut self, handle: u32) {
         let Some(srq) = self.srqs.get_mut(handle) else { return };
-        if srq.limit > 0 && srq.ring.available() < srq.limit {
+        if srq.limit > 0 && srq.ring.requests() < srq.limit {
             srq.limit = 0;
             let (context, user) = (srq.context, srq.user);
             self.tell(context, ibv::EVENT_SRQ_LIMIT_REACHED, handle, user);

@@ -261,8 +261,11 @@ fn queue_pairs_share_receive_requests() {
         b.device.connect(of_b.number, ibv::QPT_RC, (1, of_a.number), |_| ());
         qps.push((of_a, of_b));
     }
-    for wr_id in 0..3 {
-        let slots = receiving(wr_id, &[b.part(0, 64)]);
+    // The last one has two slots, and is one request all the same.
+    for (wr_id, entries) in [(0, 1), (1, 1), (2, 4)] {
+        let slots =
+            receiving(wr_id, &[b.part(0, 64), b.part(0, 0), b.part(0, 0), b.part(0, 0)][..entries]);
+        assert_eq!(slots.len(), entries.div_ceil(3));
         b.device.post(&mut ring, &slots);
     }
     for (i, (of_a, of_b)) in qps.iter_mut().enumerate() {

@@ -256,6 +256,17 @@ impl Consumer {
         Ok(count)
     }
 
+    /// A slot that is to be popped, so many behind the next one: what the peer says now, and may say
+    /// otherwise when it is popped. `None` if it was not there when the consumer looked last.
+    #[must_use]
+    pub fn peek(&self, ahead: u32) -> Option<Slot> {
+        let mut slot = Slot::default();
+        (ahead < self.known_available()).then(|| {
+            self.storage.read_slot(self.consumed.wrapping_add(ahead), &mut slot);
+            slot
+        })
+    }
+
     /// A slot that was popped last, as the peer has it by now: what nobody who is not attacked may
     /// look at.
     #[cfg(feature = "attack")]

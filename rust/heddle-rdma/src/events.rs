@@ -69,8 +69,8 @@ impl EventSocket {
         true
     }
 
-    /// The object of these is gone: what a program does not read must not grow with the objects that
-    /// it makes and destroys.
+    /// The object of these is gone: what a program does not read must not grow with the objects
+    /// that it makes and destroys.
     fn forget(&mut self, events: impl IntoIterator<Item = Packet>) {
         for event in events {
             self.wanted.remove(&event);

@@ -256,8 +256,8 @@ impl Consumer {
         Ok(count)
     }
 
-    /// A slot that is to be popped, so many behind the next one: what the peer says now, and may say
-    /// otherwise when it is popped. `None` if it was not there when the consumer looked last.
+    /// A slot that is to be popped, so many behind the next one: what the peer says now, and may
+    /// say otherwise when it is popped. `None` if it was not there when the consumer looked last.
     #[must_use]
     pub fn peek(&self, ahead: u32) -> Option<Slot> {
         let mut slot = Slot::default();

@@ -6,7 +6,7 @@ step=0
 say() { echo "[$(cut -d ' ' -f 1 /proc/uptime)] $*"; }
 fail() {
 	say "FAILED: $*"
-	cat /run/router.log /run/out 2>/dev/null
+	cat /run/router.log /run/out 2>/dev/null # all of it: the other machine's ends below
 	grep -v "=0" /run/stats.part
 	/run/counters
 	timeout 10 nc -w 5 10.0.0.$other $counters </dev/null || say "the other machine does not say what its card has counted"
@@ -66,12 +66,13 @@ stats() {
 # A program in the endpoint: it has Heddle's library.
 verbs() { LD_LIBRARY_PATH=/heddle timeout 60 "$@" >/run/out 2>&1; }
 
-# What the card has counted, which says whether it sent again; the other machine asks for it when it
-# fails. No job of this shell: it waits for all that it has.
+# What the card has counted, which says whether it sent again, and what was said last; the other
+# machine asks for it when it fails. No job of this shell: it waits for all that it has.
 counters=19999
 cat >/run/counters <<END
 #!/bin/busybox sh
-cd /sys/class/infiniband/rxe0/ports/1/hw_counters && grep . * | sed "s/^/machine $node: /"
+cd /sys/class/infiniband/rxe0/ports/1 && grep . state hw_counters/* | sed "s/^/machine $node: /"
+tail -n 5 /run/router.log /run/out
 END
 chmod +x /run/counters
 (nc -ll -p $counters -e /run/counters &)

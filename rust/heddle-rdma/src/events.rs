@@ -16,9 +16,9 @@ type Packet = [u8; 16];
 /// A socket on which the router only sends: 16 bytes for an event.
 pub(crate) struct EventSocket {
     pub(crate) socket: OwnedFd,
-    /// Events for which it had no room, in their order, and which of them are still to be sent: each
-    /// once. So there are no more than the objects that they are of have kinds of events, and none is
-    /// lost.
+    /// Events for which it had no room, in their order, and which of them are still to be sent:
+    /// each once. So there are no more than the objects that they are of have kinds of events, and
+    /// none is lost.
     held: VecDeque<Packet>,
     wanted: HashSet<Packet>,
 }

@@ -286,7 +286,8 @@ int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
 	if (mask & IBV_QP_STATE)
 		n += sprintf(line + n, " state %d", attr->qp_state);
 	if (mask & IBV_QP_AV)
-		n += sprintf(line + n, " class %d level %d rate %d", ah->grh.traffic_class, ah->sl, ah->static_rate);
+		n += sprintf(line + n, " class %d level %d rate %d", ah->grh.traffic_class, ah->sl,
+		             ah->static_rate);
 	if (mask & IBV_QP_ACCESS_FLAGS)
 		n += sprintf(line + n, " access %d", (int)attr->qp_access_flags);
 	if (mask & IBV_QP_MIN_RNR_TIMER)

@@ -19,6 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -344,6 +345,7 @@ static int torn_peeks(void)
 	atomic_store(&to->produced, 1);
 	child = fork();
 	if (!child) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		for (size_t n = 0; n < size / 2;)
 			n += (size_t)send(fds[1], buffer, size / 4, 0);
 		atomic_store(&to->ended[1].stream, 1);

@@ -564,7 +564,7 @@ func TestDeletedIsRefusedNoMore(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	svc := newServices(c, "n1", &serviceNode{services: map[netip.AddrPort]model.Service{}}, newObjects(c.core, "n1", p.m, p.log), p.m, p.log)
+	svc := newServices(c, "n1", &serviceNode{services: map[model.ServiceAddr]model.Service{}}, newObjects(c.core, "n1", p.m, p.log), p.m, p.log)
 	ctx, cancel := context.WithCancel(t.Context())
 	var all sync.WaitGroup
 	for _, f := range []func(context.Context){svc.services.RunWithContext, svc.slices.RunWithContext, svc.run} {

@@ -66,6 +66,9 @@ const volatile __u32 config_underlay_inner = 0;
 /* On an IPv6 underlay: this node's address there, and its device. All 0 on another. */
 const volatile __be32 config_outer[4] = {0};
 const volatile __u32 config_outer_ifindex = 0;
+/* This kernel assigns no packet to a listener that has SO_REUSEPORT (before Linux 6.6): direct
+ * connections reach those by the relay. */
+const volatile __u32 config_relay_groups = 0;
 /* The agent's process, in the initial PID namespace, if programs at socket options may look for
  * threads (bpf_task_from_pid); 0: they may not. */
 const volatile __u32 config_agent = 0;

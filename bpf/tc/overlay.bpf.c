@@ -12,6 +12,7 @@
 #include "tc/nat.h"
 #include "tc/packet.h"
 #include "tc/redirect.h"
+#include "tc/relay.h"
 
 /* Ingress of the VXLAN device. */
 static __always_inline int from_overlay_verdict(struct __sk_buff *skb)
@@ -81,6 +82,11 @@ static __always_inline int to_overlay_verdict(struct __sk_buff *skb)
 	kind = read_packet(skb, &p);
 	if (kind != PACKET_OTHER)
 		note_translated(skb, &p);
+	if (config_relay_groups && kind == PACKET_TCP) {
+		action = relay_return(skb, &p);
+		if (action >= 0)
+			return action;
+	}
 	if (kind == PACKET_OTHER || !(has_policy() || (kind == PACKET_TCP && is_syn(&p))))
 		return TC_ACT_OK;
 	if (kind == PACKET_TCP && !is_syn(&p) && !has_index(skb, INDEX_BEYOND))

@@ -3,7 +3,9 @@
  * container that is not intercepted may. The connection is then relayed into the container's own
  * namespace by rewriting addresses: a:sport -> b:P becomes x:sport -> y:port and back. So a sender
  * need not know which of a container's listeners are intercepted, and a closed port is refused by
- * the container's own stack. Decision 0004. */
+ * the container's own stack. Decision 0004. Before Linux 6.6 the node's listeners that have
+ * SO_REUSEPORT are reached so, too: by the divert device, as from the overlay, and the kernel's own
+ * lookup chooses among them. */
 #ifndef HEDDLE_TC_RELAY_H
 #define HEDDLE_TC_RELAY_H
 
@@ -98,17 +100,32 @@ static __always_inline void note_established(struct flow *flow, const struct flo
 	report_relay(outer, flow, FLOW_EVENT_OPENED, REASON_RELAY_OPENED, 0);
 }
 
+/* Hands a rewritten packet to the node's own stack, by whose lookup it finds its socket. */
+static __always_inline int into_group(struct __sk_buff *skb, bool ipv6)
+{
+	__be16 proto = bpf_htons(ETH_P_IP);
+
+	/* The header that add_header made is empty, and is read there. */
+	if (config_underlay_raw && !ipv6 &&
+	    bpf_skb_store_bytes(skb, ETH_PROTO_OFFSET, &proto, sizeof(proto), 0))
+		return TC_ACT_SHOT;
+	return redeliver(skb);
+}
+
 static __always_inline int relay_forward(struct __sk_buff *skb, const struct packet *p,
                                          const struct flow *flow)
 {
 	struct flow_key inner = {.sport = flow->relay_port, .dport = flow->dst_port};
 	__u32 ifindex = flow->ifindex;
+	bool ipv6 = flow->ipv6;
 	struct address src, dst;
 
 	set_overlay(&src, flow->ipv6, flow->src);
 	set_overlay(&dst, flow->ipv6, flow->dst);
 	if (rewrite_between(skb, p, flow->ipv6, &inner, &src, &dst))
 		return TC_ACT_SHOT;
+	if (config_relay_groups && ifindex == config_divert_ifindex)
+		return into_group(skb, ipv6);
 	return into_container(skb, ifindex);
 }
 
@@ -141,8 +158,8 @@ static __always_inline int relay_open(struct __sk_buff *skb, const struct packet
 	return relay_forward(skb, p, flow);
 }
 
-/* A packet from a container's own namespace: back onto the underlay if it belongs to a relayed
- * connection. Gives -1 if it does not. */
+/* A packet from a container's own namespace, or of a listener that has SO_REUSEPORT: back onto the
+ * underlay if it belongs to a relayed connection. Gives -1 if it does not. */
 static __noinline int relay_return(struct __sk_buff *skb, const struct packet *p)
 {
 	struct flow_key *outer, out, k;

@@ -57,17 +57,26 @@ static __always_inline void set_flow(struct flow *flow, const struct syn_option 
 	flow->ipv6 = option_is_ipv6(o);
 }
 
+/* What assign_listener did. */
+enum assign_outcome {
+	ASSIGN_NONE, /* no such listener */
+	ASSIGN_DONE,
+	ASSIGN_REFUSED,  /* by the kernel: see config_relay_groups */
+	ASSIGN_REFUSED4, /* the same, and the listener is at the IPv4 address for either family */
+};
+
 /* Assigns the packet to the listener dst:dst_port of endpoint owner. */
-static __always_inline bool assign_listener(struct __sk_buff *skb, const struct flow *flow, __u32 owner)
+static __always_inline int assign_listener(struct __sk_buff *skb, const struct flow *flow, __u32 owner)
 {
 	struct bpf_sock *sk = find_listener(skb, flow->ipv6, flow->src, flow->dst, flow->dst_port, owner);
-	bool assigned;
+	int outcome = ASSIGN_DONE;
 
 	if (!sk)
-		return false;
-	assigned = bpf_sk_assign(skb, sk, 0) == 0;
+		return ASSIGN_NONE;
+	if (bpf_sk_assign(skb, sk, 0))
+		outcome = config_relay_groups && takes_ipv6(sk, owner) ? ASSIGN_REFUSED4 : ASSIGN_REFUSED;
 	bpf_sk_release(sk);
-	return assigned;
+	return outcome;
 }
 
 /* Gives the verdict, or SYN_IS_PROBE: for steer_probe, which the caller calls because the stack is
@@ -79,7 +88,7 @@ static __noinline int steer_syn(struct __sk_buff *skb, const struct packet *p, c
 	struct syn_option o = {};
 	struct endpoint *ep;
 	struct flow flow = {};
-	__u32 reason, verdict, state = 0;
+	__u32 reason, verdict, ifindex, state = 0;
 	int found;
 
 	found = find_option(skb, p, &o);
@@ -121,14 +130,21 @@ static __noinline int steer_syn(struct __sk_buff *skb, const struct packet *p, c
 		count(REASON_DROP_NO_ENDPOINT);
 		return TC_ACT_OK; /* RST: the sender sees a refusal at once */
 	}
-	if (assign_listener(skb, &flow, ep->id)) {
+	ifindex = ep->ifindex;
+	found = assign_listener(skb, &flow, ep->id);
+	if (found == ASSIGN_DONE) {
 		/* A busy map refuses now and then. Who connects is not known without it: better the
 		 * sender tries again. */
 		if (!remember_tuple(k, &flow, tuple_owner(flow.src)))
 			return drop(REASON_DROP_NOT_REMEMBERED);
 		return TC_ACT_OK;
 	}
-	return relay_open(skb, p, k, &flow, ep->ifindex);
+	if (config_relay_groups && found != ASSIGN_NONE) {
+		ifindex = config_divert_ifindex;
+		if (found == ASSIGN_REFUSED4)
+			flow.ipv6 = 0; /* where the kernel's own lookup finds it */
+	}
+	return relay_open(skb, p, k, &flow, ifindex);
 }
 
 #endif

@@ -32,7 +32,7 @@ var meanings = map[string]meaning{
 	"bpf_header_option": {true, "a SYN cannot say which endpoint it is for: no direct connections",
 		"use Linux 5.10 or later with CONFIG_CGROUP_BPF=y"},
 	"bpf_sk_assign": {true, "direct connections cannot be handed to their listener", "use Linux 5.7 or later with CONFIG_NET_CLS_BPF=y"},
-	"bpf_sk_assign_reuseport": {false, "of several listeners that share a port (SO_REUSEPORT) only one gets direct connections",
+	"bpf_sk_assign_reuseport": {false, "direct connections to listeners with SO_REUSEPORT have each packet rewritten on their node, which shows them as the overlay's",
 		"use Linux 6.6 or later"},
 	"bpf_loop":             {true, "the datapath, which walks over options and sets by it, does not load", "use Linux 5.17 or later"},
 	"bpf_tcp_iterator":     {true, "the datapath, which lists connections by it, does not load", "use Linux 5.9 or later with CONFIG_DEBUG_INFO_BTF=y"},

@@ -20,7 +20,7 @@ import (
 // each with a lab of two nodes. None of them measures time: limits are left out, since an emulated
 // machine is slower than what they are set to.
 var core = []struct{ theme, tests string }{
-	{"paths", "TestIPv6Paths|TestPods"},
+	{"paths", "TestIPv6Paths|TestPods|TestServerProcesses"},
 	{"policy", "TestPolicyCut"},
 	{"lifecycle", "TestRestart"}, // takes longest: agents start again and again
 }

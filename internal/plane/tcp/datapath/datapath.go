@@ -83,6 +83,8 @@ type Config struct {
 	// UnderlayIfindex are translated. The zero Addr: they are not.
 	Outer        netip.Addr
 	OuterIfindex int
+	// relayGroups says that the kernel assigns no packet to a listener that has SO_REUSEPORT.
+	relayGroups bool
 }
 
 func (c Config) validate() error {
@@ -148,6 +150,7 @@ func Open(cfg Config) (_ *Datapath, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("read BPF object: %w", err)
 	}
+	cfg.relayGroups = probeReuseport() != nil
 	if err := setVariables(spec, cfg); err != nil {
 		return nil, err
 	}
@@ -315,6 +318,7 @@ func setVariables(spec *ebpf.CollectionSpec, cfg Config) error {
 		"config_underlay_inner":   word(cfg.UnderlayInner),
 		"config_outer":            [4]uint32{},
 		"config_outer_ifindex":    uint32(cfg.OuterIfindex),
+		"config_relay_groups":     word(cfg.relayGroups),
 	}
 	if cfg.Outer.IsValid() {
 		values["config_outer"] = fromAddr(cfg.Outer).Word

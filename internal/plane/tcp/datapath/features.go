@@ -49,7 +49,7 @@ func Features() []Feature {
 		{"bpf_sk_assign", "tc programs that look a socket up and assign a packet to it", helpers(ebpf.SchedCLS,
 			asm.FnSkcLookupTcp, asm.FnSkAssign, asm.FnSkRelease, asm.FnRedirect)},
 		{"bpf_loop", "tc programs that walk over a packet's options in a loop", helpers(ebpf.SchedCLS, asm.FnLoop)},
-		{"bpf_sk_assign_reuseport", "SO_REUSEPORT groups behind an assigned listener", with(probeReuseport)},
+		{"bpf_sk_assign_reuseport", "SO_REUSEPORT groups behind an assigned listener", probeReuseport},
 		{"bpf_tcp_iterator", "iterator over TCP sockets", probeTCPIterator},
 		{"bpf_storage_iterator", "iterator over socket storage", probeStorageIterator},
 		{"bpf_sock_destroy", "ending a connection from the TCP iterator", with(probeSockDestroy)},
@@ -165,16 +165,17 @@ func probeSockopt() error {
 	return nil
 }
 
-// probeReuseport looks for the function that came with the change of bpf_sk_assign (Linux 6.6): the
-// behaviour itself shows only in traffic, and a version number says nothing about backports.
-func probeReuseport(types *btf.Cache) error {
-	kernel, err := types.Kernel()
+// probeReuseport goes by the version: the behaviour itself shows only in traffic, and the function
+// that came with the change (inet_lookup_reuseport) was put into stable kernels without it. What
+// another kernel has of it is used all the same: only what it refuses is relayed.
+func probeReuseport() error {
+	const since = 6<<16 | 6<<8
+	v, err := features.LinuxVersionCode()
 	if err != nil {
-		return fmt.Errorf("load kernel BTF: %w", err)
+		return fmt.Errorf("read the kernel's version: %w", err)
 	}
-	var fn *btf.Func
-	if err := kernel.TypeByName("inet_lookup_reuseport", &fn); err != nil {
-		return fmt.Errorf("kernel function inet_lookup_reuseport: %w", err)
+	if v < since {
+		return fmt.Errorf("Linux %d.%d: %w", v>>16, v>>8&0xff, ebpf.ErrNotSupported)
 	}
 	return nil
 }

@@ -964,6 +964,7 @@ const (
 	heddleVarConfigPortLast        = "config_port_last"
 	heddleVarConfigPrefix6         = "config_prefix6"
 	heddleVarConfigRejectMark      = "config_reject_mark"
+	heddleVarConfigRelayGroups     = "config_relay_groups"
 	heddleVarConfigServiceMark     = "config_service_mark"
 	heddleVarConfigUnderlay        = "config_underlay"
 	heddleVarConfigUnderlayIfindex = "config_underlay_ifindex"
@@ -1196,6 +1197,7 @@ type heddleVariableSpecs struct {
 	ConfigPortLast        *ebpf.VariableSpec `ebpf:"config_port_last"`
 	ConfigPrefix6         *ebpf.VariableSpec `ebpf:"config_prefix6"`
 	ConfigRejectMark      *ebpf.VariableSpec `ebpf:"config_reject_mark"`
+	ConfigRelayGroups     *ebpf.VariableSpec `ebpf:"config_relay_groups"`
 	ConfigServiceMark     *ebpf.VariableSpec `ebpf:"config_service_mark"`
 	ConfigUnderlay        *ebpf.VariableSpec `ebpf:"config_underlay"`
 	ConfigUnderlayIfindex *ebpf.VariableSpec `ebpf:"config_underlay_ifindex"`
@@ -1414,6 +1416,7 @@ type heddleVariables struct {
 	ConfigPortLast        *ebpf.Variable `ebpf:"config_port_last"`
 	ConfigPrefix6         *ebpf.Variable `ebpf:"config_prefix6"`
 	ConfigRejectMark      *ebpf.Variable `ebpf:"config_reject_mark"`
+	ConfigRelayGroups     *ebpf.Variable `ebpf:"config_relay_groups"`
 	ConfigServiceMark     *ebpf.Variable `ebpf:"config_service_mark"`
 	ConfigUnderlay        *ebpf.Variable `ebpf:"config_underlay"`
 	ConfigUnderlayIfindex *ebpf.Variable `ebpf:"config_underlay_ifindex"`

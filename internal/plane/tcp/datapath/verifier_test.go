@@ -31,7 +31,7 @@ func TestVerifierWork(t *testing.T) {
 		Mark: 1, OverlayMark: 2, DropMark: 3, RejectMark: 4, ServiceMark: 6, VXLANPort: testVXLANPort, VNI: testVNI,
 		EndpointSockets: 65536, EndpointPorts: 6175, NodePorts: model.PortRange{First: 57472, Last: 60999},
 		EphemeralPorts: model.PortRange{First: 32768, Last: 60999}, DivertIfindex: 2, UnderlayIfindex: 3, Firewall: 10 * time.Second,
-		OverlayIfindex: 4, VTEPMAC: "02:48:0a:00:00:01",
+		OverlayIfindex: 4, VTEPMAC: "02:48:0a:00:00:01", relayGroups: true,
 	}
 	t.Run("IPv4 underlay", func(t *testing.T) { verify(t, cfg) })
 	cfg.UnderlayInner, cfg.Outer, cfg.OuterIfindex = true, netip.MustParseAddr("fd00::2"), 5

@@ -12,7 +12,7 @@
 
 #include "guest/queues.h"
 
-/* TLS by the kernel, which older headers lack: TLS_TX and TLS_RX, from which on it encrypts. TCP_ULP
+/* TLS by the kernel, which older headers lack: it encrypts from TLS_TX and TLS_RX on. TCP_ULP
  * does nothing yet, and OpenSSL asks for it whether or not it will use it. */
 #define SOL_TLS 282
 #define TLS_TX  1

@@ -100,6 +100,22 @@ static __always_inline void note_established(struct flow *flow, const struct flo
 	report_relay(outer, flow, FLOW_EVENT_OPENED, REASON_RELAY_OPENED, 0);
 }
 
+/* Remembers the way back of a connection that lives once more, if it is forgotten: there are fewer
+ * places for it than all owners have of flows, and the kernel then chooses whose goes. */
+static __noinline int restore_back(const struct flow_key *outer, const struct flow *flow)
+{
+	struct flow_key back;
+
+	if (!outer || !flow || has_ended(flow))
+		return 0;
+	back = relay_key(flow, flow->relay_port);
+	if (bpf_map_lookup_elem(&wire_by_relay, &back) ||
+	    bpf_map_update_elem(&wire_by_relay, &back, outer, BPF_NOEXIST))
+		return 0;
+	count(REASON_RELAY_RESTORED);
+	return 0;
+}
+
 /* Hands a rewritten packet to the node's own stack, by whose lookup it finds its socket. */
 static __always_inline int into_group(struct __sk_buff *skb, bool ipv6)
 {
@@ -139,8 +155,10 @@ static __always_inline int relay_open(struct __sk_buff *skb, const struct packet
 		return TC_ACT_OK;
 	/* Retransmitted: as before. */
 	if (old && old->kind == FLOW_RELAY && !(old->ended & ENDED) && old->ipv6 == flow->ipv6 &&
-	    old->src == flow->src && old->dst == flow->dst && old->dst_port == flow->dst_port)
+	    old->src == flow->src && old->dst == flow->dst && old->dst_port == flow->dst_port) {
+		restore_back(k, old);
 		return relay_forward(skb, p, old);
+	}
 	flow->kind = FLOW_RELAY;
 	flow->ifindex = ifindex;
 	flow->relay_port = relay_port(flow, k);
@@ -162,7 +180,7 @@ static __always_inline int relay_open(struct __sk_buff *skb, const struct packet
  * underlay if it belongs to a relayed connection. Gives -1 if it does not. */
 static __noinline int relay_return(struct __sk_buff *skb, const struct packet *p)
 {
-	struct flow_key *outer, out, k;
+	struct flow_key *outer, out, k, wire;
 	struct flow *flow;
 
 	if (!p)
@@ -182,6 +200,13 @@ static __noinline int relay_return(struct __sk_buff *skb, const struct packet *p
 	out.daddr = outer->saddr;
 	out.sport = outer->dport;
 	out.dport = outer->sport;
+	/* By a RST the endpoint's own stack says that it has no such connection. The sender's proves
+	 * nothing: anybody's may look like it. */
+	if (p->tcp.flags & TCP_FLAG_RST_) {
+		wire = *outer;
+		bpf_map_delete_elem(&wire_by_relay, &k);
+		bpf_map_delete_elem(&flow_by_wire, &wire);
+	}
 	if (rewrite_to_ipv4(skb, p, &out))
 		return TC_ACT_SHOT;
 	return bpf_redirect_neigh(config_underlay_ifindex, NULL, 0, 0);

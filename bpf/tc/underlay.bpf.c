@@ -57,6 +57,7 @@ static __noinline int steer_later(struct __sk_buff *skb, const struct packet *p,
 	if (flow->kind == FLOW_RELAY) {
 		note_established(flow, k, p);
 		note_end(flow, k, p, ENDED_BY_SENDER);
+		restore_back(k, flow);
 		return relay_forward(skb, p, flow);
 	}
 	if (has_socket(skb, k, &state))

@@ -371,7 +371,8 @@ const (
 	heddleHeddleReasonREASON_MEND_FIREWALL              heddleHeddleReason = 96
 	heddleHeddleReasonREASON_MEND_ROUTING               heddleHeddleReason = 97
 	heddleHeddleReasonREASON_DROP_SERVICE               heddleHeddleReason = 98
-	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 99
+	heddleHeddleReasonREASON_RELAY_RESTORED             heddleHeddleReason = 99
+	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 100
 )
 
 type heddleHeddleVerdict uint32

@@ -6,7 +6,10 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/model"
 )
 
 // listenTagged has a socket of a family listen at addr, an IPv4 address that this machine need not
@@ -41,6 +44,61 @@ func ends(t *testing.T, b []byte) (src, dst netip.AddrPort) {
 		return netip.AddrPortFrom(netip.AddrFrom4([4]byte(b[addr:])), binary.BigEndian.Uint16(b[port:]))
 	}
 	return at(26, 34), at(30, 36)
+}
+
+// TestRelayRestored: what a relayed connection's client sends brings back the way back that the
+// kernel forgot; a RST of the endpoint has all of it forgotten, one of the sender nothing.
+func TestRelayRestored(t *testing.T) {
+	d := loadForTest(t)
+	const ifindex = 1
+	y := model.Endpoint{ID: 5, Name: "y", Addrs: []netip.Addr{overlayB}, Planes: intercepted(true)}
+	if err := d.SetEndpoint(y, ifindex, ContainerSide{}); err != nil {
+		t.Fatal(err)
+	}
+	run := func(p *ebpf.Program, packet []byte) uint32 {
+		t.Helper()
+		opts := &ebpf.RunOptions{Data: packet, DataOut: make([]byte, 256), Context: skbContext{Ifindex: ifindex, IngressIfindex: ifindex}}
+		verdict, err := p.Run(opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return verdict
+	}
+	arrives := func(flags byte) {
+		t.Helper()
+		if verdict := run(d.objs.FromUnderlay, relayed(overlayA, 40000, 0, flags)); verdict != actRedirect {
+			t.Fatalf("flags %#x: verdict %d, want it relayed", flags, verdict)
+		}
+	}
+	remembered := func(when string, flows, back int) {
+		t.Helper()
+		if f, b := wireEntries[heddleFlow](t, d.objs.FlowByWire), wireEntries[heddleFlowKey](t, d.objs.WireByRelay); f != flows || b != back {
+			t.Errorf("%s: %d flows and %d ways back, want %d and %d", when, f, b, flows, back)
+		}
+	}
+	arrives(tcpSYN)
+	var key heddleFlowKey
+	for _, flags := range []byte{tcpSYN, tcpACK} {
+		if it := d.objs.WireByRelay.Iterate(); !it.Next(&key, new(heddleFlowKey)) {
+			t.Fatal("no way back is remembered")
+		}
+		if err := d.objs.WireByRelay.Delete(&key); err != nil {
+			t.Fatal(err)
+		}
+		arrives(flags)
+		remembered("restored", 1, 1)
+	}
+	if n := counters(t, d)[heddleHeddleReasonREASON_RELAY_RESTORED]; n != 2 {
+		t.Errorf("relay_restored %d, want 2", n)
+	}
+	arrives(tcpRST)
+	remembered("after a RST of the sender", 1, 1)
+	answer := frame(overlayB, overlayA, 40000, tcpRST, nil)
+	binary.BigEndian.PutUint16(answer[34:], 80)
+	if verdict := run(d.objs.FromEndpoint, answer); verdict != actRedirect {
+		t.Errorf("a RST of the endpoint: verdict %d, want it sent on", verdict)
+	}
+	remembered("after a RST of the endpoint", 0, 0)
 }
 
 // TestRelayToGroup: where the kernel assigns no packet to a listener that has SO_REUSEPORT, which is

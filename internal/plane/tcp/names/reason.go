@@ -201,6 +201,8 @@ var Reasons = []model.Reason{
 		Remedy: "a network manager removes what is not its own: \"Reload your rules\" in docs/howto/firewall.md"},
 	{Name: "drop_service", Kind: model.KindDrop, Help: "packet of a container's own stack to a service's address that was to leave the node as such, or as a backend that Heddle does not know: policy has not been asked about that",
 		Remedy: "a few: kube-proxy had no rule for the service yet; more: it does not run on the node, or its rules are others' by now (`kubectl get endpointslices`)"},
+	{Name: "relay_restored", Kind: model.KindPath, Help: "relayed connections whose way back was forgotten, and is remembered again by what their client sent",
+		Remedy: "works; what the server says first meanwhile ends the connection. Many: this node relays more than it remembers of all containers together (65,536, ended ones too); intercept the servers"},
 }
 
 // String gives the reason's name.

@@ -29,10 +29,13 @@ const (
 	FaultFirewall FaultReason = "firewall_not_restored"
 	// FaultRouting: so with the node's routing rules and routes.
 	FaultRouting FaultReason = "routing_not_restored"
+	// FaultKeptOnce: the service manager's store of descriptors has no room for listeners of more
+	// processes in containers. The fd keeper alone has them.
+	FaultKeptOnce FaultReason = "listeners_kept_once"
 )
 
 // FaultReasons lists them.
-var FaultReasons = []FaultReason{FaultEndpoint, FaultLimits, FaultLimitsTighter, FaultStack, FaultExport, FaultKey, FaultFirewall, FaultRouting}
+var FaultReasons = []FaultReason{FaultEndpoint, FaultLimits, FaultLimitsTighter, FaultStack, FaultExport, FaultKey, FaultFirewall, FaultRouting, FaultKeptOnce}
 
 // Fault is something on this node that is not as it should be. The agent tries it again until it
 // is.

@@ -1,11 +1,10 @@
 package fdkeep
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -22,35 +21,85 @@ type Storage interface {
 	Kept() map[string]int
 }
 
-// The parts of an entry in a storage; a hash of the key follows.
-const (
-	listenerPart = "listener-"
-	pagePart     = "page-"
-	labelPart    = "label-" // a memfd with the key and the metadata
+// MaxStored is how many entries a storage is given: so many have room in FileDescriptorStoreMax= of
+// the agent's unit. systemd passes on what it keeps with all names in one environment string. The
+// kernel starts no program with a string of 128 KiB, so names that were longer in sum would keep
+// every later agent from being started, and systemd says nothing when it is given too much.
+const MaxStored = 16384 / len(names{})
+
+// names are what an entry's parts are called in a storage, a letter and a number: of the listener,
+// of its page, and of a memfd with the key and the metadata.
+type names [3]string
+
+var (
+	parts = names{"l", "p", "t"}
+	// longParts were used by earlier agents, with 32 digits behind each: some 1,100 entries were as
+	// many as the kernel could bear.
+	longParts = names{"listener-", "page-", "label-"}
 )
 
-var parts = []string{listenerPart, pagePart, labelPart}
+// numbers is how many there are, of three digits at most to base 36: many more than MaxStored, so
+// that a number is not used again soon.
+const numbers = 36 * 36 * 36
+
+func (n names) listener() string { return n[0] }
+func (n names) page() string     { return n[1] }
+func (n names) label() string    { return n[2] }
+
+// long says that an earlier agent gave the names.
+func (n names) long() bool { return strings.Contains(n.listener(), "-") }
+
+// namesOf gives the names of the entry that one of them belongs to.
+func namesOf(name string) (n names, ok bool) {
+	for _, of := range []names{longParts, parts} { // a number has no '-'
+		for _, part := range of {
+			if id, found := strings.CutPrefix(name, part); found {
+				return of.with(id), true
+			}
+		}
+	}
+	return n, false
+}
+
+func (n names) with(id string) names {
+	for i := range n {
+		n[i] += id
+	}
+	return n
+}
 
 // Mirrored is a Client whose entries are in a storage, too. So they outlive the agent and the
-// keeper that end together, by the kernel's memory killer or an operator's hand.
+// keeper that end together, by the kernel's memory killer or an operator's hand. Those that came
+// when MaxStored others were there do not, until the next agent or until they are put again.
 type Mirrored struct {
 	*Client
 	storage Storage
+	report  func(alone int)
 
-	mu     sync.Mutex
-	stored map[string]uint64 // key -> inode of the descriptor
+	mu     sync.Mutex // guards the rest
+	stored map[string]place
+	alone  map[string]bool // keys of those that only the keeper has, because the storage is full
+	used   map[names]bool  // those of stored
+	next   uint64          // number
 }
 
-// label is what labelPart holds, as JSON.
+// place is where an entry is in the storage.
+type place struct {
+	ino   uint64 // of the descriptor
+	names names
+}
+
+// label is what is stored beside a listener and its page, as JSON.
 type label struct {
 	Key  string `json:"key"`
 	Meta []byte `json:"meta"`
 }
 
 // Mirror makes what the keeper and the storage have equal: what the keeper has lost it gets from
-// the storage, and the other way round. A keeper must answer.
-func Mirror(c *Client, s Storage) (*Mirrored, error) {
-	d := &Mirrored{Client: c, storage: s, stored: map[string]uint64{}}
+// the storage, and the other way round. A keeper must answer. report is called with the number of
+// entries for which the storage has no room whenever it changes, by one goroutine at a time.
+func Mirror(c *Client, s Storage, report func(alone int)) (*Mirrored, error) {
+	d := newMirrored(c, s, report)
 	held, err := c.TakeAll()
 	if err != nil {
 		return nil, err
@@ -61,16 +110,21 @@ func Mirror(c *Client, s Storage) (*Mirrored, error) {
 		byKey[p.Key] = p
 	}
 	var errs []error
-	for hash, p := range kept(s) {
+	for n, p := range kept(s) {
 		if p.Key == "" { // its listener has ended
-			errs = append(errs, d.forget(hash))
+			errs = append(errs, d.forget(n))
 			continue
 		}
 		if _, there := byKey[p.Key]; !there {
 			errs = append(errs, c.Put(p.Key, p.Meta, p.FD, p.Page))
 		}
-		d.stored[p.Key], err = inode(p.FD)
-		errs = append(errs, err)
+		if n.long() {
+			errs = append(errs, d.forget(n), d.store(p))
+		} else {
+			ino, err := inode(p.FD)
+			errs = append(errs, err)
+			d.stored[p.Key], d.used[n] = place{ino, n}, true
+		}
 		closeAll([]int{p.FD, p.Page})
 	}
 	for _, p := range held {
@@ -79,28 +133,32 @@ func Mirror(c *Client, s Storage) (*Mirrored, error) {
 	return d, errors.Join(errs...)
 }
 
-// kept puts the parts that a storage has together, by hash. An entry that lacks one has no key, and
-// no descriptors.
-func kept(s Storage) map[string]Kept {
+func newMirrored(c *Client, s Storage, report func(alone int)) *Mirrored {
+	return &Mirrored{Client: c, storage: s, report: report, stored: map[string]place{}, alone: map[string]bool{}, used: map[names]bool{}}
+}
+
+// kept puts the parts that a storage has together, by their names. An entry that lacks one has no
+// key, and no descriptors.
+func kept(s Storage) map[names]Kept {
 	all := s.Kept()
-	out := map[string]Kept{}
+	out := map[names]Kept{}
 	for name := range all {
-		_, hash, ok := strings.Cut(name, "-")
-		if _, done := out[hash]; done || !ok {
+		n, ok := namesOf(name)
+		if _, done := out[n]; done || !ok {
 			continue
 		}
 		var p Kept
-		fd, listener := all[listenerPart+hash]
-		page, paged := all[pagePart+hash]
-		text, labelled := all[labelPart+hash]
+		fd, listener := all[n.listener()]
+		page, paged := all[n.page()]
+		text, labelled := all[n.label()]
 		if listener && paged && labelled {
-			if l, err := readLabel(text); err == nil && hashOf(l.Key) == hash {
+			if l, err := readLabel(text); err == nil {
 				p = Kept{Key: l.Key, Meta: l.Meta, FD: fd, Page: page}
 			}
 		}
-		out[hash] = p
-		for _, part := range parts {
-			if fd, ok := all[part+hash]; ok && (p.Key == "" || part == labelPart) {
+		out[n] = p
+		for _, part := range n {
+			if fd, ok := all[part]; ok && (p.Key == "" || part == n.label()) {
 				closeAll([]int{fd})
 			}
 		}
@@ -119,17 +177,13 @@ func (d *Mirrored) Put(key string, meta []byte, fd, page int) error {
 // Drop implements Client's, twice.
 func (d *Mirrored) Drop(key string) error {
 	d.mu.Lock()
-	_, ok := d.stored[key]
-	delete(d.stored, key)
+	err := d.remove(key)
+	d.onlyKeeper(key, false)
 	d.mu.Unlock()
-	var err error
-	if ok {
-		err = d.forget(hashOf(key))
-	}
 	return errors.Join(d.Client.Drop(key), err)
 }
 
-// store gives the storage an entry unless it has it.
+// store gives the storage an entry unless it has it, or has no room.
 func (d *Mirrored) store(p Kept) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -137,15 +191,50 @@ func (d *Mirrored) store(p Kept) error {
 	if err != nil {
 		return err
 	}
-	hash := hashOf(p.Key)
-	if before, ok := d.stored[p.Key]; ok {
-		if before == ino {
-			return nil
-		}
-		if err := d.forget(hash); err != nil {
-			return err
+	if before, ok := d.stored[p.Key]; ok && before.ino == ino {
+		return nil
+	}
+	if err := d.remove(p.Key); err != nil {
+		return err
+	}
+	full := len(d.stored) >= MaxStored
+	if d.onlyKeeper(p.Key, full); full {
+		return nil
+	}
+	n := d.free()
+	if err := d.write(n, ino, p); err != nil {
+		return fmt.Errorf("store %q: %w", p.Key, err)
+	}
+	d.stored[p.Key], d.used[n] = place{ino, n}, true
+	return nil
+}
+
+// onlyKeeper notes whether an entry is the keeper's alone for want of room. The caller holds mu.
+func (d *Mirrored) onlyKeeper(key string, alone bool) {
+	if d.alone[key] == alone {
+		return
+	}
+	if alone {
+		d.alone[key] = true
+	} else {
+		delete(d.alone, key)
+	}
+	d.report(len(d.alone))
+}
+
+// free gives names that no entry has. The caller holds mu.
+func (d *Mirrored) free() names {
+	for {
+		n := parts.with(strconv.FormatUint(d.next, 36))
+		d.next = (d.next + 1) % numbers
+		if !d.used[n] {
+			return n
 		}
 	}
+}
+
+// write gives the storage the parts of an entry.
+func (d *Mirrored) write(n names, ino uint64, p Kept) error {
 	text, err := writeLabel(label{p.Key, p.Meta})
 	if err != nil {
 		return err
@@ -156,30 +245,31 @@ func (d *Mirrored) store(p Kept) error {
 	page := p.Page
 	if same, err := inode(page); err != nil || same == ino {
 		if page, err = unix.MemfdCreate("heddle-no-page", unix.MFD_CLOEXEC); err != nil {
-			return fmt.Errorf("store %q: %w", p.Key, err)
+			return err
 		}
 		defer closeAll([]int{page})
 	}
 	// The listener last: an entry without it counts as ended.
-	err = errors.Join(d.storage.Store(labelPart+hash, text), d.storage.Store(pagePart+hash, page), d.storage.Store(listenerPart+hash, p.FD))
-	if err != nil {
-		return fmt.Errorf("store %q: %w", p.Key, err)
-	}
-	d.stored[p.Key] = ino
-	return nil
+	return errors.Join(d.storage.Store(n.label(), text), d.storage.Store(n.page(), page), d.storage.Store(n.listener(), p.FD))
 }
 
-func (d *Mirrored) forget(hash string) error {
+// remove takes an entry out of the storage if it is there. The caller holds mu.
+func (d *Mirrored) remove(key string) error {
+	at, ok := d.stored[key]
+	if !ok {
+		return nil
+	}
+	delete(d.stored, key)
+	delete(d.used, at.names)
+	return d.forget(at.names)
+}
+
+func (d *Mirrored) forget(n names) error {
 	var errs []error
-	for _, part := range parts {
-		errs = append(errs, d.storage.Remove(part+hash))
+	for _, name := range n { // the listener first: what is left without it counts as ended
+		errs = append(errs, d.storage.Remove(name))
 	}
 	return errors.Join(errs...)
-}
-
-func hashOf(key string) string {
-	sum := sha256.Sum256([]byte(key))
-	return hex.EncodeToString(sum[:16])
 }
 
 // inode tells a descriptor's file from another of the same kind; files without one of their own are

@@ -1,7 +1,9 @@
 package fdkeep
 
 import (
+	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -80,7 +82,7 @@ func held(t *testing.T, c *Client) map[string]string {
 func TestMirrored(t *testing.T) {
 	s := &shelf{t, map[string]int{}}
 	c, stop := run(t)
-	d, err := Mirror(c, s)
+	d, err := Mirror(c, s, roomy(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,7 +115,7 @@ func TestMirrored(t *testing.T) {
 	stop() // agent and keeper end
 	c, stop = run(t)
 	before := openFiles(t)
-	if _, err := Mirror(c, s); err != nil {
+	if _, err := Mirror(c, s, roomy(t)); err != nil {
 		t.Fatal(err)
 	}
 	want := map[string]string{"one/1": "of one/1", "hand-off": "h2"}
@@ -129,20 +131,110 @@ func TestMirrored(t *testing.T) {
 	for name := range s.fds { // the service was stopped
 		_ = s.Remove(name)
 	}
-	if _, err = Mirror(c, s); err != nil || len(s.fds) != 6 {
+	if _, err = Mirror(c, s, roomy(t)); err != nil || len(s.fds) != 6 {
 		t.Errorf("stored %v, %v", slices.Sorted(maps.Keys(s.fds)), err)
 	}
 
 	// A listener that hung up meanwhile: the manager let it go, and keeps the rest until it is
 	// told.
-	_ = s.Remove(listenerPart + hashOf("one/1"))
+	for _, n := range slices.Collect(maps.Keys(s.fds)) {
+		if l, err := readLabel(s.fds[n]); n[0] == 't' && err == nil && l.Key == "one/1" {
+			_ = s.Remove("l" + n[1:])
+		}
+	}
 	stop()
 	c, _ = run(t)
-	if _, err = Mirror(c, s); err != nil || len(s.fds) != 3 {
+	if _, err = Mirror(c, s, roomy(t)); err != nil || len(s.fds) != 3 {
 		t.Errorf("stored %v, %v", slices.Sorted(maps.Keys(s.fds)), err)
 	}
 	if got := held(t, c); len(got) != 1 || got["hand-off"] != "h2" {
 		t.Errorf("the new keeper has %v", got)
+	}
+}
+
+// roomy is told that all is stored, or nothing.
+func roomy(t *testing.T) func(int) {
+	return func(alone int) { t.Errorf("the storage has no room for %d", alone) }
+}
+
+// TestMirrorOfLongNames: what an earlier agent stored under long names is taken, and stored under
+// short ones.
+func TestMirrorOfLongNames(t *testing.T) {
+	s := &shelf{t, map[string]int{}}
+	text, err := writeLabel(label{"one/1", []byte("of one")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, err := unix.MemfdCreate("page", unix.MFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeAll([]int{text, page})
+	id, ended := strings.Repeat("0a", 16), strings.Repeat("1b", 16)
+	for name, fd := range map[string]int{"listener-" + id: socket(t), "page-" + id: page, "label-" + id: text, "page-" + ended: page, "label-" + ended: text} {
+		if err := s.Store(name, fd); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 { // the second has a keeper that has lost nothing
+		c, stop := run(t)
+		if _, err := Mirror(c, s, roomy(t)); err != nil {
+			t.Fatal(err)
+		}
+		if got := held(t, c); len(got) != 1 || got["one/1"] != "of one" {
+			t.Errorf("the keeper has %v", got)
+		}
+		if got := slices.Sorted(maps.Keys(s.fds)); !slices.Equal(got, []string{"l0", "p0", "t0"}) {
+			t.Errorf("stored %v", got)
+		}
+		stop()
+	}
+}
+
+// list is a Storage that remembers names only.
+type list map[string]bool
+
+func (l list) Store(name string, _ int) error { l[name] = true; return nil }
+func (l list) Remove(name string) error       { delete(l, name); return nil }
+func (l list) Kept() map[string]int           { return nil }
+
+// TestMirroredIsBounded: the names of all that is stored, which systemd passes in one environment
+// string, stay far below the kernel's 128 KiB, and the descriptors within what the unit allows. What
+// has no room is reported, until it is dropped or stored.
+func TestMirroredIsBounded(t *testing.T) {
+	unit, err := os.ReadFile("../../packaging/heddled.service")
+	if want := fmt.Sprintf("\nFileDescriptorStoreMax=%d\n", 16384); err != nil || !strings.Contains(string(unit), want) {
+		t.Errorf("the agent's unit does not have %q: %v", want, err)
+	}
+	s, alone := list{}, 0
+	d := newMirrored(nil, s, func(n int) { alone = n })
+	fd := socket(t)
+	put := func(i int) {
+		t.Helper()
+		if err := d.store(Kept{Key: fmt.Sprintf("container/%d", i), FD: fd, Page: fd}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range MaxStored {
+		put(i)
+	}
+	names := "LISTEN_FDNAMES=" + strings.Join(slices.Collect(maps.Keys(s)), ":")
+	if len(s) != 3*MaxStored || MaxStored < 5000 || len(names) > 100_000 || alone != 0 {
+		t.Errorf("%d names of %d bytes for %d entries, %d without room", len(s), len(names), MaxStored, alone)
+	}
+	put(MaxStored)
+	put(MaxStored + 1)
+	if len(s) != 3*MaxStored || alone != 2 {
+		t.Errorf("%d names, %d without room, want 2", len(s), alone)
+	}
+	if err := d.remove("container/7"); err != nil {
+		t.Fatal(err)
+	}
+	if put(MaxStored); len(s) != 3*MaxStored || alone != 1 {
+		t.Errorf("%d names, %d without room after another has gone, want 1", len(s), alone)
+	}
+	if d.onlyKeeper(fmt.Sprintf("container/%d", MaxStored+1), false); alone != 0 {
+		t.Errorf("%d without room, want none", alone)
 	}
 }
 

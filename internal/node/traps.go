@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"path/filepath"
 
+	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/fdkeep"
 	"heddle.dev/heddle/internal/trap"
 )
@@ -62,7 +63,7 @@ func (a *Agent) mirrored(client *fdkeep.Client) trap.Keeper {
 	if a.cfg.Storage == nil {
 		return client
 	}
-	mirrored, err := fdkeep.Mirror(client, a.cfg.Storage)
+	mirrored, err := fdkeep.Mirror(client, a.cfg.Storage, a.keptOnce)
 	if err != nil {
 		a.log.Error("seccomp listeners are kept by the fd keeper alone, or some are lost", "err", err)
 	}
@@ -70,4 +71,20 @@ func (a *Agent) mirrored(client *fdkeep.Client) trap.Keeper {
 		return client
 	}
 	return mirrored
+}
+
+// keptOnce is told how many listeners the storage has no room for.
+func (a *Agent) keptOnce(alone int) {
+	if alone == 0 {
+		if a.faults.Clear(api.FaultKeptOnce, "") {
+			a.log.Info("all seccomp listeners are in the service manager's store of descriptors, too")
+		}
+		return
+	}
+	was := a.faults.Has(api.FaultKeptOnce)
+	a.faults.Set(api.FaultKeptOnce, "", fmt.Errorf("%d processes of containers, beside %d others: should the agent and the fd keeper be killed together, their socket() fails (ENOSYS)", alone, fdkeep.MaxStored))
+	if !was {
+		a.log.Warn("the service manager's store of descriptors is full: listeners are kept by the fd keeper alone from now on. Should it be killed together with the agent, "+
+			"socket() of their processes fails (ENOSYS): have fewer containers on this node", "reason", api.FaultKeptOnce, "room", fdkeep.MaxStored)
+	}
 }

@@ -93,7 +93,7 @@ var allowed = map[string][]string{
 	"examples/stack-module":          {"internal/plane/stacks/protocol"},
 	"internal/plane/tcp/congestion":  {"internal/stack"},
 
-	"internal/node": {"internal/api", "internal/dockernet", "internal/durable", "internal/endpoint", "internal/endpointfile", "internal/fdkeep", "internal/flow", "internal/flowlog", "internal/netcfg", "internal/netcfg/firewall", "internal/netcfg/netdev", "internal/otlp", "internal/patience", "internal/peerapi",
+	"internal/node": {"internal/api", "internal/dockernet", "internal/durable", "internal/endpoint", "internal/endpointfile", "internal/fdkeep", "internal/flow", "internal/flowlog", "internal/netcfg", "internal/netcfg/firewall", "internal/netcfg/netdev", "internal/netcfg/sysctl", "internal/otlp", "internal/patience", "internal/peerapi",
 		"internal/plane", "internal/plane/tcp", "internal/policy", "internal/stack", "internal/store", "internal/store/etcd", "internal/trap", "internal/trust", "internal/wireguard"},
 	"internal/wireguard":  {"internal/durable", "internal/patience"},
 	"internal/uninstall":  {"internal/endpointfile", "internal/wireguard", "internal/plane/tcp/datapath", "internal/fdkeep", "internal/netcfg", "internal/patience", "internal/plane/tcp/procnet", "internal/plane/queues", "internal/plane/stacks/module", "internal/plane/verbs", "internal/plane/verbs/folder"},

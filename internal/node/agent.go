@@ -21,6 +21,7 @@ import (
 	"heddle.dev/heddle/internal/endpointfile"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
+	"heddle.dev/heddle/internal/netcfg/sysctl"
 	"heddle.dev/heddle/internal/patience"
 	"heddle.dev/heddle/internal/store"
 	"heddle.dev/heddle/internal/trap"
@@ -178,6 +179,9 @@ func (a *Agent) setupKernel() (err error) {
 	a.stores = a.cfg.storeAddrs(a.log)
 	if a.peers.listener != nil {
 		a.stores = append(a.stores, netip.AddrPortFrom(a.cfg.Underlay, a.cfg.PeerPort))
+	}
+	if err := sysctl.TryMount(); err != nil {
+		a.log.Warn("settings of containers are found by way of the node's /proc: with thousands of containers each takes longer to start, and other programs' look at settings, too", "err", err)
 	}
 	var outer netip.Addr
 	if a.cfg.inner().IsValid() {

@@ -68,6 +68,15 @@ func privateRoot() (int, error) {
 	return unix.Openat(private.mount, "sys/net", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 }
 
+// TryMount says why namespaces are looked at by way of the node's /proc, if they are.
+func TryMount() error {
+	mount, err := mountProc()
+	if err != nil {
+		return fmt.Errorf("mount of procfs: %w", err)
+	}
+	return unix.Close(mount)
+}
+
 // mountProc mounts procfs in no directory.
 func mountProc() (int, error) {
 	context, err := unix.Fsopen("proc", unix.FSOPEN_CLOEXEC)

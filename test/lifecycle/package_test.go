@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -217,6 +218,7 @@ func TestDebianPackage(t *testing.T) {
 	m.upgrade()
 	m.refusals()
 	m.bothEnd()
+	m.longNames()
 	m.remove(before)
 }
 
@@ -352,6 +354,42 @@ print("connected", flush=True)
 		t.Errorf("a program whose agent and fd keeper were killed: %v\n%s\n%s", err, said, m.journal())
 	}
 	m.sh("kill $(cat /run/late.pid)")
+}
+
+// longNames: what an earlier agent gave systemd to keep under long names is more than the kernel
+// would pass to a new agent. The upgrade starts it all the same, and the fd keeper stays.
+func (m *machine) longNames() {
+	t := m.t
+	t.Helper()
+	const store = `import os, socket
+open("/sys/fs/cgroup/system.slice/heddled.service/agent/cgroup.procs", "w").write(str(os.getpid()))
+s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+s.connect("/run/systemd/notify")
+for i in range(1200):
+    for part in "listener", "page", "label":
+        fd = os.memfd_create(part)
+        socket.send_fds(s, [b"FDSTORE=1\nFDNAME=%s-%032x" % (part.encode(), i)], [fd])
+        os.close(fd)
+read, write = os.pipe()
+socket.send_fds(s, [b"BARRIER=1"], [write])
+os.close(write)
+os.read(read, 1)
+`
+	m.write("store.py", store)
+	m.sh("mkdir -p /run/systemd/system/heddled.service.d && printf '[Service]\\nNotifyAccess=all\\n' >/run/systemd/system/heddled.service.d/all.conf && systemctl daemon-reload")
+	keeper, agent := m.sh("pgrep -f 'heddled [p]ark'"), m.sh("systemctl show -P MainPID heddled")
+	m.sh("python3 /mnt/deb/store.py; [ $(systemctl show -P NFileDescriptorStore heddled) -gt 3600 ]")
+	m.sh("rm -r /run/systemd/system/heddled.service.d && /var/lib/dpkg/info/heddle.postinst configure " + firstVersion)
+	testutil.Eventually(t, "an agent that has what the fd keeper keeps stored", func() (bool, string) {
+		said, err := m.try("heddle status >/dev/null && systemctl show -P MainPID heddled && systemctl show -P NFileDescriptorStore heddled && pgrep -f 'heddled [p]ark'")
+		now := strings.Fields(said)
+		if err != nil || len(now) != 3 {
+			return false, said
+		}
+		stored, err := strconv.Atoi(now[1])
+		return err == nil && stored > 2 && stored < 100 && now[0] != strings.TrimSpace(agent) && now[2] == strings.TrimSpace(keeper), said
+	})
+	m.sh("heddle-runtime exec a python3 -c 'import socket; socket.create_connection((\"10.244.0.3\", 8000))'")
 }
 
 // traces lists what of Heddle's is in the machine's kernel and files, but for dpkg's own memory.

@@ -175,7 +175,7 @@ func probeReuseport() error {
 		return fmt.Errorf("read the kernel's version: %w", err)
 	}
 	if v < since {
-		return fmt.Errorf("Linux %d.%d: %w", v>>16, v>>8&0xff, ebpf.ErrNotSupported)
+		return fmt.Errorf("kernel %d.%d: %w", v>>16, v>>8&0xff, ebpf.ErrNotSupported)
 	}
 	return nil
 }

@@ -110,9 +110,20 @@ func Mirror(c *Client, s Storage, report func(alone int)) (*Mirrored, error) {
 		byKey[p.Key] = p
 	}
 	var errs []error
-	for n, p := range kept(s) {
-		if p.Key == "" { // its listener has ended
+	// The names that stay come first: those that replace long ones are others.
+	entries := kept(s)
+	for n, p := range entries {
+		switch {
+		case p.Key == "": // its listener has ended
 			errs = append(errs, d.forget(n))
+		case !n.long():
+			ino, err := inode(p.FD)
+			errs = append(errs, err)
+			d.stored[p.Key], d.used[n] = place{ino, n}, true
+		}
+	}
+	for n, p := range entries {
+		if p.Key == "" {
 			continue
 		}
 		if _, there := byKey[p.Key]; !there {
@@ -120,10 +131,6 @@ func Mirror(c *Client, s Storage, report func(alone int)) (*Mirrored, error) {
 		}
 		if n.long() {
 			errs = append(errs, d.forget(n), d.store(p))
-		} else {
-			ino, err := inode(p.FD)
-			errs = append(errs, err)
-			d.stored[p.Key], d.used[n] = place{ino, n}, true
 		}
 		closeAll([]int{p.FD, p.Page})
 	}

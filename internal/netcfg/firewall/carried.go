@@ -30,7 +30,7 @@ func (t *Rules) SetAdopted(addrs []netip.Addr) error {
 	defer t.mu.Unlock()
 	addrs = slices.DeleteFunc(slices.Clone(addrs), netip.Addr.Is6)
 	slices.SortFunc(addrs, netip.Addr.Compare)
-	if slices.Equal(t.adopted, addrs) {
+	if slices.Equal(t.adopted, addrs) && t.written.table != 0 {
 		return nil
 	}
 	had := len(t.adopted) > 0

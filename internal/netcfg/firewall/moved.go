@@ -25,7 +25,7 @@ func (t *Rules) SetMoved(addrs []netip.Addr) error {
 	defer t.mu.Unlock()
 	addrs = slices.Clone(addrs)
 	slices.SortFunc(addrs, netip.Addr.Compare)
-	if slices.Equal(t.moved, addrs) {
+	if slices.Equal(t.moved, addrs) && t.written.table != 0 {
 		return nil
 	}
 	had := len(t.moved) > 0

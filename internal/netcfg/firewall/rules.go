@@ -61,6 +61,9 @@ func Set(cfg Config, divert, underlay int, nodes, moved []netip.Addr) (*Rules, e
 func (t *Rules) Mend() (gone string, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if t.written.table == 0 && t.gone == "" {
+		return "", t.rewrite() // a write that failed, and nobody else's doing
+	}
 	if err := t.compare(); err != nil || t.gone == "" {
 		return "", err
 	}
@@ -74,8 +77,11 @@ func (t *Rules) Mend() (gone string, err error) {
 	return gone, err
 }
 
-// compare notes what of the table is gone. The caller holds mu.
+// compare notes what of the table is gone, if it was there as noted. The caller holds mu.
 func (t *Rules) compare() error {
+	if t.written.table == 0 {
+		return nil
+	}
 	now, err := readContents()
 	switch {
 	case errors.Is(err, unix.ENOENT):
@@ -132,6 +138,7 @@ func (t *Rules) write(change func(r ruleset) error) error {
 		return fmt.Errorf("open nftables: %w", err)
 	}
 	if err := t.compare(); err != nil {
+		t.written = contents{} // or nobody would write what was noted: the kernel has what it had
 		return err
 	}
 	if t.written.table != 0 {

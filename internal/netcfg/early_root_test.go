@@ -166,7 +166,9 @@ func (b *rulebook) apply(t *testing.T, chain string, exprs []expr.Any, s sample,
 		switch e := e.(type) {
 		case *expr.Meta:
 			if e.SourceRegister {
-				f.mark = binaryutil.NativeEndian.Uint32(reg)
+				if e.Key == expr.MetaKeyMARK { // the others write what no rule reads
+					f.mark = binaryutil.NativeEndian.Uint32(reg)
+				}
 				continue
 			}
 			reg = s.meta(t, e.Key, f.mark)

@@ -87,18 +87,27 @@ func TestStoreIsNotForContainers(t *testing.T) {
 	}
 }
 
-// TestGuardsReturn: who takes the node's packet filter away does so until the agent starts again.
+// TestGuardsReturn: who takes the node's packet filter away does so for a moment, or until an agent
+// runs.
 func TestGuardsReturn(t *testing.T) {
 	n1 := lab.Address(t, "host", "n1/c1")
 	p := lab.StartPeer(t, "heddle", "n2/c1")
-	lab.Shell(t, lab.Name+"-n2", "nft delete table inet heddle")
-	p.Must(`s = connect(4, %q, %d)`, n1, storePort) // without the guard it gets through: the test can fail
-	lab.EndAgent(t, "n2", syscall.SIGTERM)
-	testutil.NoError(t, lab.Command("up"))
-	p.Expect(`{"error": "ECONNREFUSED"}`, `connect(4, %q, %d)`, n1, storePort)
-	if out := lab.Shell(t, lab.Name+"-n2", "nft list set inet heddle nodes"); !strings.Contains(out, n1) {
-		t.Errorf("the overlay is not open to n1:\n%s", out)
+	guarded := func() {
+		t.Helper()
+		testutil.Eventually(t, "the overlay is open to n1 again", func() (bool, string) {
+			out, err := exec.Command("nsenter", "--net="+netns.Path(lab.Name+"-n2"), "nft", "list", "set", "inet", "heddle", "nodes").CombinedOutput()
+			return err == nil && strings.Contains(string(out), n1), string(out)
+		})
+		p.Expect(`{"error": "ECONNREFUSED"}`, `connect(4, %q, %d)`, n1, storePort)
 	}
+	lab.Shell(t, lab.Name+"-n2", "nft delete table inet heddle")
+	guarded()
+	p.Must(`s = tcp(4)`)
+	lab.EndAgent(t, "n2", syscall.SIGTERM)
+	lab.Shell(t, lab.Name+"-n2", "nft delete table inet heddle")
+	p.Must(`s.connect((%q, %d))`, n1, storePort) // without the guard it gets through: the test can fail
+	testutil.NoError(t, lab.Command("up"))
+	guarded()
 }
 
 // getStore asks the store of n1 from n2 by HTTP and gives the answer, or the error.

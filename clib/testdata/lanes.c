@@ -25,6 +25,7 @@
 #include <time.h>
 
 #include "guest/internal.h"
+#include "testdata/pair.h"
 
 void *next_of(const char *name, void *_Atomic *kept)
 {
@@ -61,30 +62,6 @@ static uint32_t random_below(uint32_t n)
 	state ^= state >> 7;
 	state ^= state << 17;
 	return n ? (uint32_t)(state >> 20) % n : 0;
-}
-
-#define CHECK(condition)                                                                                     \
-	do {                                                                                                 \
-		if (!(condition)) {                                                                          \
-			printf("%s:%d: %s, errno %d\n", __FILE__, __LINE__, #condition, errno);              \
-			fflush(stdout);                                                                      \
-			_exit(1);                                                                            \
-		}                                                                                            \
-	} while (0)
-
-static void connected_pair(int fds[2])
-{
-	struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-	socklen_t length = sizeof(a);
-	int l = socket(AF_INET, SOCK_STREAM, 0);
-
-	CHECK(l >= 0 && bind(l, (void *)&a, sizeof(a)) == 0 && listen(l, 1) == 0 &&
-	      getsockname(l, (void *)&a, &length) == 0);
-	fds[0] = socket(AF_INET, SOCK_STREAM, 0);
-	CHECK(connect(fds[0], (void *)&a, sizeof(a)) == 0);
-	fds[1] = accept(l, NULL, NULL);
-	CHECK(fds[1] >= 0);
-	close(l);
 }
 
 static int make_memory(void)

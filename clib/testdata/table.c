@@ -23,15 +23,7 @@
 
 #include "guest/queues.h"
 #include "ring/ring.h"
-
-#define CHECK(condition)                                                                                     \
-	do {                                                                                                 \
-		if (!(condition)) {                                                                          \
-			printf("%s:%d: %s, errno %d\n", __FILE__, __LINE__, #condition, errno);              \
-			fflush(stdout);                                                                      \
-			_exit(1);                                                                            \
-		}                                                                                            \
-	} while (0)
+#include "testdata/pair.h"
 
 static int memory; /* of lanes */
 static struct lanes *lanes;
@@ -141,21 +133,6 @@ static void make_memory(void)
 	      fcntl(memory, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0);
 	lanes = mmap(NULL, LANES_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
 	CHECK(lanes != MAP_FAILED);
-}
-
-static void connected_pair(int fds[2])
-{
-	struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-	socklen_t length = sizeof(a);
-	int l = socket(AF_INET, SOCK_STREAM, 0);
-
-	CHECK(l >= 0 && bind(l, (void *)&a, sizeof(a)) == 0 && listen(l, 1) == 0 &&
-	      getsockname(l, (void *)&a, &length) == 0);
-	fds[0] = socket(AF_INET, SOCK_STREAM, 0);
-	CHECK(connect(fds[0], (void *)&a, sizeof(a)) == 0);
-	fds[1] = accept(l, NULL, NULL);
-	CHECK(fds[1] >= 0);
-	close(l);
 }
 
 static void say(int from, int to, int times)

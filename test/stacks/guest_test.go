@@ -4,11 +4,15 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"io"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -89,7 +93,13 @@ func (l guestLab) serve(container string, library bool, words ...string) (output
 		l.Fatalf("%v: %q", err, first)
 	}
 	// The program outlives `heddle lab exec`, which ctx ends, and has the pipe open.
-	context.AfterFunc(ctx, func() { _ = out.Close() })
+	var waits atomic.Pointer[string]
+	context.AfterFunc(ctx, func() {
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			waits.Store(new(whereItWaits(words)))
+		}
+		_ = out.Close()
+	})
 	var said bytes.Buffer
 	done := make(chan error, 1)
 	go func() {
@@ -101,11 +111,36 @@ func (l guestLab) serve(container string, library bool, words ...string) (output
 		if err := <-done; err != nil {
 			l.Error(err)
 		}
+		if where := waits.Load(); where != nil {
+			l.Errorf("%v has not ended:\n%s", words, *where)
+		}
 		if err := cmd.Wait(); err != nil {
 			l.Errorf("%v: %v", words, err)
 		}
 		return said.String()
 	}
+}
+
+// whereItWaits says of each thread of a program what it waits for in the kernel.
+func whereItWaits(words []string) string {
+	var all strings.Builder
+	lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, path := range lines {
+		line, err := os.ReadFile(path)
+		if err != nil || !strings.HasSuffix(string(line), strings.Join(words, "\x00")+"\x00") {
+			continue
+		}
+		tasks, _ := filepath.Glob(filepath.Join(filepath.Dir(path), "task/*"))
+		for _, task := range tasks {
+			fmt.Fprintf(&all, "%s:", task)
+			for _, name := range []string{"comm", "wchan", "syscall"} {
+				said, _ := os.ReadFile(filepath.Join(task, name)) // of one that ends it says nothing
+				fmt.Fprintf(&all, " %s", bytes.TrimSpace(said))
+			}
+			all.WriteByte('\n')
+		}
+	}
+	return all.String()
 }
 
 // connections are those of path memory or of others, by what they sent.
@@ -299,15 +334,21 @@ func (l guestLab) forbid() {
 	l.must("policy", "apply", "-f", policy)
 }
 
+// killAgent has another agent take its place.
+func (l guestLab) killAgent() {
+	l.Helper()
+	var status []struct{ PID int }
+	testutil.NoError(l, json.Unmarshal([]byte(l.must("status", "--node", "n1", "--output", "json")), &status))
+	testutil.NoError(l, lab.KillAgent(status[0].PID, syscall.SIGKILL))
+	l.must("lab", "up")
+}
+
 // testAgent: when the agent is killed connections go on, and in the end by TCP: the next one does
 // not know of their memory. New ones have some again.
 func (l guestLab) testAgent(t *testing.T) {
 	l.T = t
 	ended := l.stream()
-	var status []struct{ PID int }
-	testutil.NoError(t, json.Unmarshal([]byte(l.must("status", "--node", "n1", "--output", "json")), &status))
-	testutil.NoError(t, lab.KillAgent(status[0].PID, syscall.SIGKILL))
-	l.must("lab", "up")
+	l.killAgent()
 	l.moves("local", true)
 	if n := len(l.connections(Memory)); n != 0 {
 		t.Errorf("%d connections with memory of an agent that is gone", n)

@@ -41,7 +41,7 @@ static ssize_t send_list(struct connection *c, int fd, const struct iovec *list,
 #define UNKNOWN(fd, c, bad)                                                                                  \
 	do {                                                                                                 \
 		if (HAS_LANES(c) && (bad))                                                                   \
-			lanes_finish(c);                                                                     \
+			lanes_finish(c, fd);                                                                 \
 		else if (bad)                                                                                \
 			stay_with_tcp(fd);                                                                   \
 	} while (0)

@@ -187,7 +187,7 @@ PUBLIC int shutdown(int fd, int how)
 		return (int)result(r);
 	}
 	if (c) {
-		lanes_finish(c);
+		lanes_finish(c, fd);
 		unuse(c);
 	}
 	return PLAIN(shutdown, SYS_shutdown, fd, how);

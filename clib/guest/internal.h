@@ -112,7 +112,7 @@ long send_native(struct connection *c, int fd, struct buffers *b, int flags);
 bool never_waits(int fd, int flags);
 /* Runs what writes to the TCP socket itself. */
 long lanes_native(struct connection *c, int fd, long (*f)(void *), void *arg);
-void lanes_finish(struct connection *c);
+void lanes_finish(struct connection *c, int fd);
 long lanes_readable(struct connection *c, int fd);
 void lanes_settle(struct connection *c, int fd);
 /* Tells the writer how much of the stream has been read. */

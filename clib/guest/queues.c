@@ -18,6 +18,8 @@
 #define LARGE        32768
 /* For so long a hand-over waits for the ring. */
 #define HAND_OVER_MS 2000
+/* After so many seconds whoever waits for the service looks whether it is there. */
+#define LOOK_SECONDS 1
 
 long queue_attach(struct connection *c, int fd)
 {
@@ -85,10 +87,27 @@ static struct queues_nqe about(struct connection *c, uint32_t operation)
 	                           .offset = c->sides->out.own};
 }
 
+/* Takes back the n bytes that were put last, if their service died before: the agent writes that
+ * first, and then looks for bytes in the ring, as put() writes first and then looks. One of the two
+ * sees what the other has written. If both do, the connection is over, and the next call is told.
+ * Bytes that were there before have the agent end it in any case. */
+static bool taken_back(struct connection *c, size_t n)
+{
+	struct direction *d = &c->sides->out;
+
+	if (atomic_load_explicit(&c->header->ended, memory_order_acquire) != QUEUES_ENDED_DIED ||
+	    atomic_load_explicit(&c->words->out_consumed, memory_order_acquire) != d->own - n)
+		return false;
+	d->own -= n;
+	atomic_store_explicit(&c->words->out_produced, d->own, memory_order_release);
+	return true;
+}
+
 /* Puts bytes into the ring, as far as there is room. */
 static size_t put(struct connection *c, struct buffers *b)
 {
 	struct direction *d = &c->sides->out;
+	struct buffers before = *b;
 	size_t at = d->own & (c->capacity - 1), end = c->capacity - at, n = c->capacity - in_ring(c);
 	uint32_t asleep = 1;
 
@@ -102,6 +121,10 @@ static size_t put(struct connection *c, struct buffers *b)
 	d->own += n;
 	atomic_store_explicit(&c->words->out_produced, d->own, memory_order_release);
 	atomic_thread_fence(memory_order_seq_cst);
+	if (taken_back(c, n)) {
+		*b = before;
+		return 0;
+	}
 	if (atomic_load_explicit(&c->words->out_asleep, memory_order_relaxed) == 1 &&
 	    atomic_compare_exchange_strong_explicit(&c->words->out_asleep, &asleep, 0, memory_order_relaxed,
 	                                            memory_order_relaxed)) {
@@ -121,17 +144,73 @@ static uint32_t ask(struct connection *c, uint32_t how)
 	return all;
 }
 
+/* Whether nobody will take what is in the ring: its service has died, and no agent has ended the
+ * connection, as one that came after the region does not know of it. A forked child has no end of
+ * the region's socket to ask. */
+static bool orphaned(struct connection *c)
+{
+	bool died = atomic_load_explicit(&c->header->ended, memory_order_acquire) == QUEUES_ENDED_DIED ||
+	            (c->header == region_header() && region_died());
+
+	return died && in_ring(c) > 0; /* in this order: it may have taken all before */
+}
+
+/* Has the last close of a socket reset its connection: the peer is not to take what came for all
+ * there was. */
+static void reset_at_close(int fd)
+{
+	struct {
+		int on;
+		uint32_t seconds;
+	} linger = {1, 0};
+
+	call(SYS_setsockopt, fd, SOL_SOCKET, SO_LINGER, &linger, sizeof(linger));
+}
+
+/* Ends an orphaned connection as the agent does. The next call is told. */
+static void end_orphaned(struct connection *c, int fd)
+{
+	reset_at_close(fd);
+	call(SYS_shutdown, fd, SHUT_RDWR);
+	atomic_store_explicit(&c->words->error, ECONNRESET, memory_order_relaxed);
+	atomic_fetch_or_explicit(&c->words->state, QUEUES_STREAM_DEAD, memory_order_release);
+	atomic_store(&c->words->out_waiting, 0);
+	call(SYS_futex, &c->words->out_waiting, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+}
+
+/* Waits at out_waiting for LOOK_SECONDS at most, and else as FUTEX_WAIT without a limit does. That
+ * one with a limit is never made again after a signal (SA_RESTART), which programs expect of a send
+ * without a timeout; FUTEX_WAITV is. Where there is none it waits as long as it takes. */
+static long wait_and_look(struct connection *c, uint32_t waits)
+{
+	struct futex_waitv word = {waits, (uintptr_t)&c->words->out_waiting, FUTEX_32, 0};
+	struct timespec until = {0, 0};
+	long r;
+
+	clock_gettime(CLOCK_MONOTONIC, &until);
+	until.tv_sec += LOOK_SECONDS;
+	r = call(SYS_futex_waitv, &word, 1UL, 0UL, &until, (long)CLOCK_MONOTONIC);
+	if (r == -ENOSYS || r == -EPERM)
+		r = call(SYS_futex, &c->words->out_waiting, FUTEX_WAIT, waits, NULL, NULL, 0);
+	return r;
+}
+
 /* Waits until the service has taken some of more than `most` bytes, so long at most; NULL: as long
- * as it takes. Gives 0, or -errno. */
-static long wait_for(struct connection *c, uint64_t most, const struct timespec *limit)
+ * as it takes, and perhaps not so long. Gives 0, or -errno. Then the connection may be over. */
+static long wait_for(struct connection *c, int fd, uint64_t most, const struct timespec *limit)
 {
 	uint32_t waits = ask(c, QUEUES_WAITS);
 	long r = 0;
 
 	if (in_ring(c) > most)
-		UNDONE(r = call(SYS_futex, &c->words->out_waiting, FUTEX_WAIT, waits, limit, NULL, 0),
+		UNDONE(r = limit ? call(SYS_futex, &c->words->out_waiting, FUTEX_WAIT, waits, limit, NULL, 0)
+		                 : wait_and_look(c, waits),
 		       .c = c);
-	return r == -EAGAIN || r > 0 ? 0 : r;
+	if (r == -ETIMEDOUT && orphaned(c)) {
+		end_orphaned(c, fd);
+		return 0;
+	}
+	return r == -EAGAIN || r > 0 || (r == -ETIMEDOUT && !limit) ? 0 : r;
 }
 
 /* What SO_SNDTIMEO says; false: nothing. */
@@ -160,10 +239,15 @@ static long wait_as_socket(struct connection *c, int fd, uint64_t most, int flag
 
 	if (never_waits(fd, flags)) {
 		ask(c, QUEUES_WAITS_EDGE);
-		return in_ring(c) > most ? -EAGAIN : 0;
+		if (in_ring(c) <= most)
+			return 0;
+		if (!orphaned(c))
+			return -EAGAIN;
+		end_orphaned(c, fd);
+		return 0;
 	}
 	unlock_direction(d);
-	r = wait_for(c, most, send_timeout(fd, &limit) ? &limit : NULL);
+	r = wait_for(c, fd, most, send_timeout(fd, &limit) ? &limit : NULL);
 	if (r == -ETIMEDOUT)
 		r = -EAGAIN;
 	while (!lock_direction(d))
@@ -321,18 +405,25 @@ bool queue_hand_over(struct connection *c, int fd)
 {
 	struct timespec pause = {0, 1000000};
 
-	(void)fd;
 	queue_leave(c);
 	for (int ms = 0; in_ring(c) && ms < HAND_OVER_MS; ms++)
-		wait_for(c, 0, &pause);
+		wait_for(c, fd, 0, &pause);
 	return in_ring(c) == 0;
 }
 
-void queue_finish(struct connection *c)
+void queue_finish(struct connection *c, int fd)
 {
 	queue_leave(c);
 	while (in_ring(c))
-		wait_for(c, 0, NULL);
+		wait_for(c, fd, 0, NULL);
+}
+
+/* Whether the connection has ended with bytes in the ring. */
+static bool has_lost(struct connection *c)
+{
+	return is_ours(c) &&
+	       atomic_load_explicit(&c->words->state, memory_order_acquire) & QUEUES_STREAM_DEAD &&
+	       atomic_load_explicit(&c->words->out_consumed, memory_order_acquire) != c->sides->out.own;
 }
 
 void queue_settle(struct connection *c, int fd)
@@ -343,6 +434,10 @@ void queue_settle(struct connection *c, int fd)
 	} linger = {0, 0};
 	socklen_t length = sizeof(linger);
 
+	if (in_ring(c) && orphaned(c))
+		end_orphaned(c, fd);
+	else if (has_lost(c))
+		reset_at_close(fd); /* the agent may do so later */
 	if (!failed(call(SYS_getsockopt, fd, SOL_SOCKET, SO_LINGER, &linger, &length)) && linger.on &&
 	    atomic_load(&c->descriptors) <= 1) {
 		/* The last close of the file is to be the program's, and one that resets the connection
@@ -371,7 +466,7 @@ long queue_shutdown(struct connection *c, int fd, int how)
 	if (how != SHUT_WR && how != SHUT_RDWR)
 		return call(SYS_shutdown, fd, how);
 	while (d->clean && in_ring(c)) /* of a process that has forked: nobody would do it later */
-		wait_for(c, 0, NULL);
+		wait_for(c, fd, 0, NULL);
 	if (!lock_direction(d))
 		return -EAGAIN;
 	later = in_ring(c) && !d->clean && !c->sides->in.final;

@@ -28,7 +28,7 @@ long queue_receive(struct connection *c, int fd, struct buffers *b, int flags);
 long queue_native(struct connection *c, int fd, long (*f)(void *), void *arg);
 bool queue_hand_over(struct connection *c, int fd);
 /* Has all bytes from here on go by the socket itself, once the ring is empty. */
-void queue_finish(struct connection *c);
+void queue_finish(struct connection *c, int fd);
 /* Before a descriptor is closed. */
 void queue_settle(struct connection *c, int fd);
 long queue_shutdown(struct connection *c, int fd, int how);

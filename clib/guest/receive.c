@@ -506,7 +506,7 @@ bool lanes_hand_over(struct connection *c, int fd)
 
 	if (c->stream)
 		return queue_hand_over(c, fd);
-	lanes_finish(c);
+	lanes_finish(c, fd);
 	if (!lock_direction(d))
 		return false;
 	if (!d->clean)

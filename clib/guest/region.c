@@ -209,6 +209,16 @@ bool region_lives(void)
 	       call(SYS_ppoll, &life, 1UL, &(struct timespec){0, 0}, NULL, 8UL) == 0;
 }
 
+/* Not the opposite of region_lives(): of a region that was given up nobody knows, and a signal that
+ * comes meanwhile says nothing. */
+bool region_died(void)
+{
+	struct pollfd life = {region.life, 0, 0};
+
+	return atomic_load(&region.state) == THERE &&
+	       call(SYS_ppoll, &life, 1UL, &(struct timespec){0, 0}, NULL, 8UL) == 1;
+}
+
 bool region_has(unsigned first, unsigned last)
 {
 	const int all[] = {region.life, region.bell, region.wait};

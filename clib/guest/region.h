@@ -17,6 +17,8 @@ uint32_t region_capacity(void);
 /* Pushes a job and rings. False: there is no service any more. */
 bool region_push(const struct queues_nqe *nqe);
 bool region_lives(void);
+/* Whether its service is known to be gone, and with it whatever was in rings. */
+bool region_died(void);
 void region_forked(void);
 /* Whether descriptors that the program is about to close, or to use for something else, are the
  * region's, which it knows nothing of. */

@@ -268,12 +268,12 @@ long lanes_native(struct connection *c, int fd, long (*f)(void *), void *arg)
 }
 
 /* Has all that is sent from here on go by TCP. */
-void lanes_finish(struct connection *c)
+void lanes_finish(struct connection *c, int fd)
 {
 	struct direction *d = &c->sides->out;
 
 	if (c->stream) {
-		queue_finish(c);
+		queue_finish(c, fd);
 		return;
 	}
 	if (!lock_direction(d))

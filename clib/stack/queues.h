@@ -56,7 +56,7 @@ struct queues_header {
 	uint8_t reserved2[128 - 80];
 	/* Written by the service. */
 	QUEUES_ATOMIC uint32_t beat;  /* another number each second */
-	QUEUES_ATOMIC uint32_t ended; /* 1: the service has given the region up */
+	QUEUES_ATOMIC uint32_t ended; /* QUEUES_ENDED_...; 0: it is served */
 	QUEUES_ATOMIC uint32_t stop;  /* 1: nothing more is to be put into byte rings */
 	uint8_t reserved3[128 - 12];
 	/* Written by the guest. */
@@ -68,6 +68,10 @@ struct queues_header {
 	QUEUES_ATOMIC uint32_t completion_bell; /* the guest sleeps */
 	uint8_t reserved6[128 - 4];
 };
+
+/* Why a region is not served any more. */
+#define QUEUES_ENDED_GIVEN_UP 1u /* the service, which lives, has given it up */
+#define QUEUES_ENDED_DIED     2u /* the service has died: the agent says so */
 
 /* Flags in queues_stream.state. */
 #define QUEUES_STREAM_USED 1u /* a connection has it */

@@ -1,7 +1,8 @@
 /* The guest library as a program's own calls, with both ends of a connection in one process, and an
  * agent that is a function here: what happens to what the library knows of a descriptor when its
  * process forks, a thread ends in a call, and so on.
- * table fork | raw-fork | tls | vfork | cancel | jump | closed | later | later-queues.
+ * table fork | raw-fork | tls | vfork | cancel | jump | closed | later | later-queues | died |
+ * orphaned | orphaned-at-once | lost.
  * Prints "ok", or what is wrong. */
 
 #define _GNU_SOURCE
@@ -17,13 +18,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 
 #include "guest/queues.h"
 #include "ring/ring.h"
 #include "testdata/pair.h"
+#include "testdata/region.h"
 
 static int memory; /* of lanes */
 static struct lanes *lanes;
@@ -33,65 +34,6 @@ void *next_of(const char *name, void *_Atomic *kept)
 {
 	(void)kept;
 	return dlsym(RTLD_NEXT, name);
-}
-
-/* A region of queues with one stream, as the service makes it. */
-enum { SLOTS = 16, JOBS_AT = 1024, COMPLETIONS_AT = 2432, STREAMS_AT = 3840, BYTES_AT = 4096 };
-static struct queues_header *region;
-
-static struct queues_stream *stream_of_region(void)
-{
-	return (struct queues_stream *)((uint8_t *)region + STREAMS_AT);
-}
-
-static void make_ring(uint64_t at)
-{
-	static const struct {
-		char magic[8];
-		uint32_t version, slot_size, capacity;
-	} head = {{'H', 'D', 'L', 'R', 'I', 'N', 'G', 0}, 1, 64, SLOTS};
-
-	memcpy((uint8_t *)region + at, &head, 20);
-}
-
-/* Gives the socket on which it is told of. */
-static int make_region(void)
-{
-	struct queues_header head = {.magic = QUEUES_MAGIC,
-	                             .version = QUEUES_VERSION,
-	                             .flags = QUEUES_EDGES,
-	                             .size = BYTES_AT + 2 * QUEUES_CAPACITY_MIN,
-	                             .slots = SLOTS,
-	                             .streams = 1,
-	                             .capacity = QUEUES_CAPACITY_MIN,
-	                             .jobs_at = JOBS_AT,
-	                             .completions_at = COMPLETIONS_AT,
-	                             .streams_at = STREAMS_AT,
-	                             .bytes_at = BYTES_AT};
-	struct queues_made made = {.head = {.type = QUEUES_MADE, .region = 1}, .size = head.size};
-	int fds[3] = {memfd_create("region", MFD_ALLOW_SEALING), eventfd(0, 0), eventfd(0, 0)}, ends[2];
-	union {
-		struct cmsghdr head;
-		char bytes[CMSG_SPACE(sizeof(fds))];
-	} control = {.head = {CMSG_LEN(sizeof(fds)), SOL_SOCKET, SCM_RIGHTS}};
-	struct msghdr m = {.msg_iov = &(struct iovec){&made, sizeof(made)},
-	                   .msg_iovlen = 1,
-	                   .msg_control = &control,
-	                   .msg_controllen = sizeof(control)};
-
-	CHECK(ftruncate(fds[0], (off_t)head.size) == 0 &&
-	      fcntl(fds[0], F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0);
-	region = mmap(NULL, head.size, PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
-	CHECK(region != MAP_FAILED);
-	memcpy(region, &head, 128);
-	make_ring(JOBS_AT);
-	make_ring(COMPLETIONS_AT);
-	memcpy(CMSG_DATA(&control.head), fds, sizeof(fds));
-	CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends) == 0);
-	CHECK(sendmsg(ends[0], &m, 0) == sizeof(made));
-	for (int i = 0; i < 3; i++)
-		close(fds[i]);
-	return ends[1];
 }
 
 static bool by_queues, away;
@@ -365,6 +307,144 @@ static int closed(void)
 	return 0;
 }
 
+/* Gives a connection whose first end has a stream, and has sent so much in a row that what comes
+ * next goes by the ring, which nobody empties. */
+static struct connection *with_stream(int fds[2])
+{
+	struct connection *c;
+
+	by_queues = true;
+	connected_pair(fds);
+	while (!region)
+		CHECK(write(fds[0], "-", 1) == 1);
+	c = use(fds[0]);
+	CHECK(c && c->stream);
+	unuse(c);
+	for (int i = 0; i < 3; i++) /* with the one before, the first of a row */
+		CHECK(write(fds[0], "-", 1) == 1);
+	CHECK(stream_of_region()->out_produced == 0);
+	return c;
+}
+
+static char *page; /* what a program sends, which is not there yet */
+
+/* While a send copies, its service dies, and the agent finds its ring empty. */
+static void die(int signal)
+{
+	(void)signal;
+	CHECK(stream_of_region()->out_produced == stream_of_region()->out_consumed);
+	region->ended = QUEUES_ENDED_DIED;
+	CHECK(mprotect(page, 4096, PROT_READ | PROT_WRITE) == 0);
+	memcpy(page, "first", 5);
+}
+
+/* What goes into a ring that the agent has seen to be empty after its service died is not lost,
+ * and comes before what is sent next. */
+static int died(void)
+{
+	int fds[2];
+	char bytes[4096] = "";
+	ssize_t n;
+
+	with_stream(fds);
+	page = mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CHECK(page != MAP_FAILED && signal(SIGSEGV, die) != SIG_ERR);
+	alarm(10); /* it would wait for ever for the service */
+	CHECK(write(fds[0], page, 5) == 5);
+	CHECK(region->ended == QUEUES_ENDED_DIED && stream_of_region()->out_produced == 0);
+	CHECK(write(fds[0], "second", 6) == 6 && shutdown(fds[0], SHUT_WR) == 0);
+	for (size_t at = 0; (n = syscall(SYS_read, fds[1], bytes + at, sizeof(bytes) - 1 - at));
+	     at += (size_t)n)
+		CHECK(n > 0);
+	CHECK(!strcmp(bytes + strspn(bytes, "-"), "firstsecond"));
+	return 0;
+}
+
+static _Atomic int handled, sent; /* signals; the result of a send, 0 before there is one */
+
+static void handle(int signal)
+{
+	(void)signal;
+	atomic_fetch_add(&handled, 1);
+}
+
+static void *send_one(void *fd)
+{
+	atomic_store(&asleep, gettid());
+	atomic_store(&sent, write(*(int *)fd, "x", 1) == 1 ? 1 : -errno);
+	return NULL;
+}
+
+/* Has a thread wait for room in the ring. */
+static pthread_t start_send(int *fd)
+{
+	pthread_t thread;
+
+	atomic_store(&asleep, 0);
+	atomic_store(&sent, 0);
+	CHECK(pthread_create(&thread, NULL, send_one, fd) == 0);
+	while (!atomic_load(&asleep))
+		sched_yield();
+	wait_until_asleep(atomic_load(&asleep));
+	return thread;
+}
+
+/* A connection whose service has died with bytes in the ring, which no agent knows of, is over for
+ * whoever waits for room, or does not wait; until then signals are as in a send of the socket. */
+static int orphaned_stream(bool waits)
+{
+	static char bytes[QUEUES_CAPACITY_MIN];
+	int fds[2];
+	struct pollfd peer = {.events = 0};
+	pthread_t thread;
+
+	alarm(20);
+	with_stream(fds);
+	CHECK(write(fds[0], "x", 1) == 1 && send(fds[0], bytes, sizeof(bytes), MSG_DONTWAIT) > 0);
+	CHECK(send(fds[0], "x", 1, MSG_DONTWAIT) == -1 && errno == EAGAIN);
+	CHECK(sigaction(SIGUSR1, &(struct sigaction){.sa_handler = handle, .sa_flags = SA_RESTART}, NULL) ==
+	              0 &&
+	      sigaction(SIGUSR2, &(struct sigaction){.sa_handler = handle}, NULL) == 0);
+	if (waits) {
+		thread = start_send(&fds[0]);
+		CHECK(pthread_kill(thread, SIGUSR1) == 0);
+		while (!atomic_load(&handled))
+			sched_yield();
+		wait_until_asleep(atomic_load(&asleep));
+		CHECK(!atomic_load(&sent) && pthread_kill(thread, SIGUSR2) == 0);
+		CHECK(pthread_join(thread, NULL) == 0 && atomic_load(&sent) == -EINTR);
+		thread = start_send(&fds[0]);
+		close(service);
+		CHECK(pthread_join(thread, NULL) == 0 && atomic_load(&sent) == -ECONNRESET);
+	} else {
+		close(service);
+		CHECK(send(fds[0], "x", 1, MSG_DONTWAIT) == -1 && errno == ECONNRESET);
+	}
+	CHECK(send(fds[0], "x", 1, MSG_NOSIGNAL) == -1 && errno == EPIPE);
+	close(fds[0]);
+	peer.fd = fds[1];
+	CHECK(poll(&peer, 1, 10000) == 1 && peer.revents & POLLHUP); /* by a RST: a FIN is no such end */
+	return 0;
+}
+
+/* A program that closes a connection before the agent has cut it, which has told of the end of its
+ * bytes, resets it. */
+static int lost(void)
+{
+	int fds[2];
+	struct pollfd peer = {.events = 0};
+
+	with_stream(fds);
+	CHECK(write(fds[0], "x", 1) == 1 && stream_of_region()->out_produced == 1);
+	stream_of_region()->error = ECONNRESET;
+	stream_of_region()->state |= QUEUES_STREAM_DEAD;
+	CHECK(write(fds[0], "x", 1) == -1 && errno == ECONNRESET);
+	close(fds[0]);
+	peer.fd = fds[1];
+	CHECK(poll(&peer, 1, 10000) == 1 && peer.revents & POLLHUP);
+	return 0;
+}
+
 /* A connection whose agent is away asks again, more and more seldom, and has lanes once it is
  * there. */
 static int later(void)
@@ -459,6 +539,14 @@ int main(int argc, char **argv)
 		r = later_by_queues();
 	else if (!strcmp(what, "closed"))
 		r = closed();
+	else if (!strcmp(what, "died"))
+		r = died();
+	else if (!strcmp(what, "orphaned"))
+		r = orphaned_stream(true);
+	else if (!strcmp(what, "orphaned-at-once"))
+		r = orphaned_stream(false);
+	else if (!strcmp(what, "lost"))
+		r = lost();
 	else if (!strcmp(what, "jump"))
 		r = jump_out();
 	if (r == 0)

@@ -36,6 +36,7 @@ func TestQueues(t *testing.T) {
 	t.Run("rules", l.testQueuesRules)
 	t.Run("killed service", l.testKilledService)
 	t.Run("waits for a killed service", l.testWaitsForKilled)
+	t.Run("killed agent and service", l.testKilledBoth)
 	t.Run("service hangs", l.testServiceHangs)
 }
 
@@ -311,6 +312,25 @@ func (l guestLab) testWaitsForKilled(t *testing.T) {
 	client := l.serve("n1/c1", true, "python3", l.script, "client", l.address("n1/c2"), "stuck")
 	testutil.EventuallyTrue(t, "the service sends", func() bool { return l.queues().SentBytes > before.SentBytes })
 	l.sends(false)
+	testutil.NoError(t, syscall.Kill(before.PID, syscall.SIGKILL))
+	if said := server() + client(); strings.Count(said, "cut") != 2 {
+		t.Errorf("%s", said)
+	}
+}
+
+// testKilledBoth: of a program that waits for room the agent that sees the service die may know
+// nothing, because it came later. Both ends learn of the end all the same.
+func (l guestLab) testKilledBoth(t *testing.T) {
+	l.T = t
+	before := l.service()
+	server := l.serve("n1/c2", true, "python3", l.script, "server", "-", "stuck")
+	client := l.serve("n1/c1", true, "python3", l.script, "client", l.address("n1/c2"), "stuck")
+	testutil.EventuallyTrue(t, "the service sends", func() bool { return l.queues().SentBytes > before.SentBytes })
+	l.sends(false)
+	l.killAgent()
+	if now := l.service(); now.PID != before.PID {
+		t.Fatalf("the service was process %d and is %d", before.PID, now.PID)
+	}
 	testutil.NoError(t, syscall.Kill(before.PID, syscall.SIGKILL))
 	if said := server() + client(); strings.Count(said, "cut") != 2 {
 		t.Errorf("%s", said)

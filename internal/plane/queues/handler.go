@@ -90,6 +90,12 @@ func (p *Plane) newRegion(ctx context.Context, l *link, e *endpoint, flags uint3
 		e.leave(capacity)
 		return nil, nil, p.why.failed.Because(err)
 	}
+	if p.link != l { // lose, which has been, would not know of it
+		e.leave(capacity)
+		closeFD(r.memory)
+		_ = guest.Close()
+		return nil, nil, p.why.gone.Because(process.ErrGone)
+	}
 	p.regions[r.id] = r
 	return r, guest, nil
 }
@@ -149,6 +155,8 @@ func (p *Plane) take(ctx context.Context, e *endpoint, thread uint32, number int
 	return fd, func() {
 		ctx, cancel := context.WithTimeout(context.Background(), process.Answers)
 		defer cancel()
-		_ = abort(ctx)
+		if err := abort(ctx); err != nil {
+			p.cfg.Log.Error("a connection whose queues have ended is not", "endpoint", e.Name, "err", err)
+		}
 	}, nil
 }

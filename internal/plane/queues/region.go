@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"sync/atomic"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -107,56 +108,59 @@ func (r *region) streamAt(number uint32) int64 {
 	return int64(binary.NativeEndian.Uint64(at[:])) + int64(number)*int64(unsafe.Sizeof(protocol.Stream{}))
 }
 
-// word reads eight bytes of a stream.
-func (r *region) word(number uint32, offset uintptr) (uint64, bool) {
-	var word [8]byte
-	at := r.streamAt(number)
-	if at < 0 {
-		return 0, false
+// shared gives what lies at an offset of the memory, by whose words both sides of a race are told:
+// they are for sync/atomic. nil: nothing can lie there. done ends its use.
+func shared[T protocol.Header | protocol.Stream](r *region, at int64) (t *T, done func()) {
+	var file unix.Stat_t
+	// Of a file that shrinks what is mapped would be a fault.
+	seals, err := unix.FcntlInt(uintptr(r.memory), unix.F_GET_SEALS, 0)
+	if err != nil || seals&unix.F_SEAL_SHRINK == 0 || unix.Fstat(r.memory, &file) != nil {
+		return nil, nil
 	}
-	n, err := unix.Pread(r.memory, word[:], at+int64(offset))
-	return binary.NativeEndian.Uint64(word[:]), err == nil && n == len(word)
+	size := int64(unsafe.Sizeof(*t))
+	if at < 0 || at%int64(unsafe.Alignof(*t)) != 0 || at > file.Size-size {
+		return nil, nil
+	}
+	in := at % int64(unix.Getpagesize())
+	mapped, err := unix.Mmap(r.memory, at-in, int(in+size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, nil
+	}
+	return (*T)(unsafe.Pointer(&mapped[in])), func() { _ = unix.Munmap(mapped) }
+}
+
+// giveUp writes into the header that the service has died. Whoever puts bytes into a ring looks
+// there afterwards, so that they are seen by lost, or taken back.
+func (r *region) giveUp() {
+	if h, done := shared[protocol.Header](r, 0); h != nil {
+		atomic.StoreUint32(&h.Ended, protocol.EndedDied)
+		done()
+	}
 }
 
 // lost reports whether a stream has bytes that the service that ended has not sent.
 func (r *region) lost(number uint32) bool {
-	produced, ok := r.word(number, unsafe.Offsetof(protocol.Stream{}.Out_produced))
-	consumed, more := r.word(number, unsafe.Offsetof(protocol.Stream{}.Out_consumed))
-	return ok && more && produced != consumed
+	s, done := shared[protocol.Stream](r, r.streamAt(number))
+	if s == nil { // the guest has written another place into the header
+		return false
+	}
+	defer done()
+	return atomic.LoadUint64(&s.Out_produced) != atomic.LoadUint64(&s.Out_consumed)
 }
 
-// end writes into a stream that its connection is over, and wakes whoever waits for room there.
+// end writes into a stream that its connection is over, and wakes whoever waits for room there,
+// which the service can no more.
 func (r *region) end(number uint32) {
-	at := r.streamAt(number)
-	if at < 0 {
+	s, done := shared[protocol.Stream](r, r.streamAt(number))
+	if s == nil {
 		return
 	}
-	write := func(offset uintptr, value uint32) {
-		_, _ = unix.Pwrite(r.memory, binary.NativeEndian.AppendUint32(nil, value), at+int64(offset)) // or its program waits for nobody
-	}
-	write(unsafe.Offsetof(protocol.Stream{}.Error), uint32(unix.ECONNRESET))
-	write(unsafe.Offsetof(protocol.Stream{}.State), protocol.StreamUsed|protocol.StreamDead)
-	waiting := unsafe.Offsetof(protocol.Stream{}.Out_waiting)
-	write(waiting, 0)
-	r.wake(at + int64(waiting))
-}
-
-// wake wakes whoever waits at the futex at an offset of the memory, which the service can no more.
-func (r *region) wake(at int64) {
-	page := int64(unix.Getpagesize())
-	mapped, err := unix.Mmap(r.memory, at&^(page-1), int(page), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil { // the guest has written another place into the header
-		return
-	}
-	defer func() { _ = unix.Munmap(mapped) }()
-	// Only the kernel looks there: beyond the memory's end it would be a fault.
-	_, _, _ = unix.Syscall(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&mapped[at&(page-1)])), futexWake, math.MaxInt32)
+	defer done()
+	atomic.StoreInt32(&s.Error, int32(unix.ECONNRESET))
+	atomic.StoreUint32(&s.State, protocol.StreamUsed|protocol.StreamDead)
+	atomic.StoreUint32(&s.Out_waiting, 0)
+	_, _, _ = unix.Syscall(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&s.Out_waiting)), futexWake, math.MaxInt32)
 }
 
 // futexWake is FUTEX_WAKE.
 const futexWake = 1
-
-// giveUp writes into the header that the service is gone.
-func (r *region) giveUp() {
-	_, _ = unix.Pwrite(r.memory, binary.NativeEndian.AppendUint32(nil, 1), int64(unsafe.Offsetof(protocol.Header{}.Ended))) // its socket says so, too
-}

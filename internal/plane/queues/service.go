@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -50,6 +51,8 @@ func (p *Plane) Run(ctx context.Context) error {
 func (p *Plane) serve(ctx context.Context, l *link) error {
 	stop := context.AfterFunc(ctx, l.Close)
 	defer stop()
+	pidfd, _ := unix.PidfdOpen(l.PID, 0) // or it is killed by nobody
+	defer closeFD(pidfd)
 	heard := make(chan error, 1)
 	go func() { heard <- p.hear(l) }()
 	hello := protocol.Plain{Head: protocol.Head{Type: protocol.TypeHello}, Value: protocol.Version}
@@ -69,9 +72,19 @@ func (p *Plane) serve(ctx context.Context, l *link) error {
 	p.ended++
 	p.mu.Unlock()
 	if ctx.Err() == nil {
+		endProcess(pidfd)
 		p.lose()
 	}
 	return fmt.Errorf("service of queues, process %d: %w", l.PID, err)
+}
+
+// endProcess ends a service that has left the agent's connection, and waits until it has ended: of
+// what it would still take of rings, programs could send the same once more.
+func endProcess(pidfd int) {
+	if pidfd < 0 || unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0) != nil {
+		return // it has ended
+	}
+	_, _ = unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, int(process.Answers.Milliseconds()))
 }
 
 // watch waits until the service has ended, and gives why. One that hangs is ended: what programs
@@ -158,8 +171,13 @@ func (p *Plane) makeSocket(l *link, m protocol.Make) {
 	_ = l.Write(protocol.Append(nil, &answer), fd) // who receives learns that the service has ended
 }
 
+// cutsAtOnce is how many connections are cut at a time: a module may take long to answer.
+const cutsAtOnce = 16
+
 // lose ends what a service had that has ended: connections whose rings had bytes are over, and
-// programs learn of it; the others go on without one.
+// programs learn of it; the others go on without one. A program may be putting bytes into an empty
+// ring: all are told that the service has died before any ring is looked at, and a program looks
+// for that when it has put some (docs/protocols/stack-queues.md).
 func (p *Plane) lose() {
 	p.mu.Lock()
 	regions := p.regions
@@ -169,15 +187,25 @@ func (p *Plane) lose() {
 	}
 	p.mu.Unlock()
 	for _, r := range regions {
+		r.giveUp()
+	}
+	var cuts []func()
+	for _, r := range regions {
 		for number, cut := range r.given {
 			if r.lost(number) {
 				r.end(number)
-				cut()
+				cuts = append(cuts, cut)
 			}
 		}
-		r.giveUp()
 		closeFD(r.memory)
 	}
+	var wg sync.WaitGroup
+	turns := make(chan struct{}, cutsAtOnce)
+	for _, cut := range cuts {
+		turns <- struct{}{}
+		wg.Go(func() { cut(); <-turns })
+	}
+	wg.Wait()
 }
 
 // cut ends a connection that a program has still.

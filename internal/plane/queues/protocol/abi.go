@@ -10,6 +10,7 @@ const (
 	Answer         = 0x80000000
 	Control        = 0x1
 	Polled         = 0x2
+	EndedDied      = 0x2
 	StreamUsed     = 0x1
 	StreamDead     = 0x4
 	TypeHello      = 0x1

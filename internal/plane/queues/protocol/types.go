@@ -15,6 +15,7 @@ const (
 	Answer         = C.QUEUES_ANSWER
 	Control        = C.QUEUES_CONTROL
 	Polled         = C.QUEUES_POLLED
+	EndedDied      = C.QUEUES_ENDED_DIED
 	StreamUsed     = C.QUEUES_STREAM_USED
 	StreamDead     = C.QUEUES_STREAM_DEAD
 	TypeHello      = C.QUEUES_HELLO

@@ -36,7 +36,7 @@ impl Region {
         if let Some(bells) = &self.bells {
             context.epoll.remove(bells.jobs.as_fd());
         }
-        self.view.header(HeaderWord::Ended).store(1, Ordering::Release);
+        self.view.header(HeaderWord::Ended).store(QUEUES_ENDED_GIVEN_UP, Ordering::Release);
         self.close_all(context, false);
     }
 

@@ -41,6 +41,7 @@ var ErrNoConnection = errors.New("not an established TCP connection of the node'
 // Connection is a connection as its program has it, to be found again.
 type Connection struct {
 	Thread        uint32 // of the program
+	Process       uint32 // the thread's; it may outlive the thread
 	Inode, Cookie uint64
 }
 
@@ -74,6 +75,9 @@ func (p Programs) Connection(thread uint32, number int, states ...uint8) (fd int
 		return -1, c, err
 	}
 	c.Thread = thread
+	if c.Process, err = p.Process(thread); err != nil {
+		c.Process = thread // it is gone, or about to be
+	}
 	return fd, c, nil
 }
 
@@ -99,11 +103,21 @@ func look(fd int, netns uint64, states []uint8) (c Connection, err error) {
 
 // Find gives a duplicate of a connection's socket if its program has it still.
 func (p Programs) Find(c Connection) (fd int, found bool) {
-	number, found, err := p.FindSocket(c.Thread, c.Inode)
+	// The thread may have descriptors of its own, and may have ended.
+	for _, task := range []uint32{c.Thread, c.Process} {
+		if fd, found = p.findIn(task, c); found {
+			break
+		}
+	}
+	return fd, found
+}
+
+func (p Programs) findIn(task uint32, c Connection) (fd int, found bool) {
+	number, found, err := p.FindSocket(task, c.Inode)
 	if err != nil || !found {
 		return -1, false
 	}
-	fd, found, err = p.Take(c.Thread, number)
+	fd, found, err = p.Take(task, number)
 	if err != nil || !found {
 		return -1, false
 	}

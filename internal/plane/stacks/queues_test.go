@@ -6,6 +6,7 @@ import (
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
 	"heddle.dev/heddle/internal/plane"
+	"heddle.dev/heddle/internal/plane/stacks/module"
 	"heddle.dev/heddle/internal/plane/stacks/protocol"
 	"heddle.dev/heddle/internal/plane/stacks/socket"
 	"heddle.dev/heddle/internal/stack"
@@ -90,5 +91,62 @@ func TestConnected(t *testing.T) {
 				t.Errorf("%s: connection %d was ended", name, id)
 			}
 		}
+	}
+}
+
+// TestAbortByLaterLink: what was connected when the agent had another connection to the module is
+// ended by the one that there is; of another process there is nothing to end.
+func TestAbortByLaterLink(t *testing.T) {
+	p := &Plane{ctx: t.Context(), cfg: Config{Faults: &faults{}}, tenants: map[model.EndpointID]*tenant{}}
+	m := p.newModule(stack.Netstack)
+	tn := newTenant(model.Endpoint{ID: 7}, netcfg.EndpointDevice{}, m)
+	p.tenants[7] = tn
+	p.cfg.StackModules = noted{n: socket.Note{ID: 5, Tenant: tn.number(), Generation: tn.generation(), State: socket.Connected}}
+	aborted := make(chan int, 3)
+	connect := func(number, process int) *module.Link {
+		l, other := linked(t)
+		l.PID += process
+		go func() { _, _, _, _ = l.Hear() }()
+		go func() {
+			for b := make([]byte, protocol.MessageMax); ; {
+				n, err := other.Read(b)
+				if err != nil {
+					return
+				}
+				h, err := protocol.ParseHead(b[:min(n, 32)])
+				if err != nil {
+					return
+				}
+				if h.Type == protocol.TypeClose {
+					aborted <- number
+					reply(t, other, h)
+					continue
+				}
+				h.Type |= protocol.Answer
+				_, _ = other.Write(protocol.Append(nil, &protocol.Info{Head: h, Kind: protocol.KindConnection, State: tcpEstablished}))
+			}
+		}()
+		return l
+	}
+	first := connect(1, 0)
+	m.SetLink(first)
+	abort, ok, err := p.Connected(t.Context(), 7, 0)
+	if err != nil || !ok {
+		t.Fatalf("%v, %v", ok, err)
+	}
+	first.Close()
+	m.SetLink(nil)
+	m.SetLink(connect(2, 0))
+	testutil.NoError(t, abort(t.Context()))
+	if number := <-aborted; number != 2 {
+		t.Errorf("by link %d", number)
+	}
+	m.SetLink(nil)
+	m.SetLink(connect(3, 1))
+	testutil.NoError(t, abort(t.Context()))
+	select {
+	case number := <-aborted:
+		t.Errorf("another process's connection was ended, by link %d", number)
+	default:
 	}
 }

@@ -206,18 +206,27 @@ func (p Proc) pidfd(tid uint32) (int, error) {
 	if err != unix.EINVAL {
 		return fd, err
 	}
-	status, err := p.Read(strconv.FormatUint(uint64(tid), 10) + "/status")
+	process, err := p.Process(tid)
 	if err != nil {
 		return -1, err
 	}
+	return unix.PidfdOpen(int(process), 0)
+}
+
+// Process gives the process of thread tid.
+func (p Proc) Process(tid uint32) (uint32, error) {
+	status, err := p.Read(strconv.FormatUint(uint64(tid), 10) + "/status")
+	if err != nil {
+		return 0, err
+	}
 	for line := range strings.Lines(status) {
 		if text, ok := strings.CutPrefix(line, "Tgid:"); ok {
-			process, err := strconv.Atoi(strings.TrimSpace(text))
+			process, err := strconv.ParseUint(strings.TrimSpace(text), 10, 32)
 			if err != nil {
-				return -1, fmt.Errorf("process of thread %d: %w", tid, err)
+				return 0, fmt.Errorf("process of thread %d: %w", tid, err)
 			}
-			return unix.PidfdOpen(process, 0)
+			return uint32(process), nil
 		}
 	}
-	return -1, fmt.Errorf("process of thread %d: not in its status", tid)
+	return 0, fmt.Errorf("process of thread %d: not in its status", tid)
 }

@@ -28,7 +28,7 @@ const BUFFER: usize = 16 * 1024;
 const SENDS: u16 = 8;
 const RECEIVES: u16 = 16;
 const MESSAGES: u16 = SENDS + RECEIVES;
-const MEMORY: usize = BUFFER * MESSAGES as usize;
+pub(crate) const MEMORY: usize = BUFFER * MESSAGES as usize;
 /// What stands for a buffer in the message that finds out whether the card gets through.
 const PROBE: u16 = u16::MAX;
 /// The same in a WRITE that the card does by itself.
@@ -121,6 +121,12 @@ impl Carrier {
     /// that the card gets through and ours takes that back.
     pub(crate) fn is_settled(&self) -> bool {
         self.active && self.used
+    }
+
+    /// Has the card do nothing more for it: what was under way may be told as failed. One that
+    /// cannot be reset goes on until it is destroyed, a moment later.
+    pub(crate) fn stop(&self) {
+        let _: io::Result<()> = self.pair.reset();
     }
 
     fn receive(&mut self, handle: u32, slot: u16) -> io::Result<()> {
@@ -284,34 +290,18 @@ impl Objects {
         made.map(|carrier| (carrier, port))
     }
 
-    fn refund_carrier(&mut self, endpoint: u32) {
-        if let Some(e) = self.endpoints.get_mut(endpoint) {
-            e.refund(Quota::Memory, MEMORY as u64);
-            e.card_pairs -= 1;
-        }
-        self.pooled -= MEMORY as u64;
-        if let Some(card) = &mut self.card {
-            card.pairs = card.pairs.saturating_sub(1);
-        }
-    }
-
-    /// A connection does without its queue pair of the card, or has ended.
-    pub(crate) fn drop_carrier(&mut self, endpoint: u32, carrier: Option<Box<Carrier>>) {
-        if carrier.is_some() {
-            drop(carrier);
-            self.refund_carrier(endpoint);
-        }
-    }
-
     /// The pair goes by TCP.
     fn fall_back(&mut self, handle: u32) {
         let Some(link) = self.links.get_mut(handle) else { return };
         let (endpoint, carrier) = (link.endpoint, link.card.take());
         link.deadline = None;
-        self.drop_carrier(endpoint, carrier);
+        if let Some(carrier) = &carrier {
+            carrier.stop();
+        }
         self.note(endpoint, Reason::CardRefused);
         self.push(handle);
         self.wake_endpoint(endpoint);
+        self.drop_carrier(endpoint, carrier);
     }
 
     /// The same, of which the peer hears.

@@ -29,6 +29,7 @@
 //! | `connect` | connections between endpoints are asked for |
 //! | `card` | pairs whose bytes go by a card |
 //! | `card_loss` | and what becomes of them without |
+//! | `card_drops` | what of the card has ended is destroyed |
 //! | `card_home` | where a peer's queue pair of the card may be |
 //! | `greeting` | they are greeted and matched |
 //! | `link` | and read, written and ended |
@@ -53,6 +54,7 @@ mod baton;
 mod bounce;
 mod bucket;
 mod card;
+mod card_drops;
 mod card_home;
 mod card_loss;
 mod cm;

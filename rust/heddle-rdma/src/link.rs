@@ -542,10 +542,18 @@ impl Objects {
     /// more than a try.
     pub(crate) fn end_link(&mut self, handle: u32) {
         let Some(mut link) = self.links.remove(handle) else { return };
-        self.drop_carrier(link.endpoint, link.card.take());
-        self.epoll_of(link.endpoint).remove(link.stream.as_fd());
+        let (endpoint, carrier) = (link.endpoint, link.card.take());
+        if let Some(carrier) = &carrier {
+            carrier.stop();
+        }
+        self.epoll_of(endpoint).remove(link.stream.as_fd());
         // Whoever else has the socket open, the other end is to know.
         let _: io::Result<()> = link.stream.shutdown(Shutdown::Both);
+        self.link_ended(handle, link);
+        self.drop_carrier(endpoint, carrier);
+    }
+
+    fn link_ended(&mut self, handle: u32, link: Link) {
         let tried = self.datagram_links.iter().position(|(_, _, l)| *l == handle);
         if let Some(at) = tried {
             self.datagram_links.remove(at);

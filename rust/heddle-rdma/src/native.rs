@@ -101,6 +101,11 @@ impl Native {
         }
     }
 
+    /// Bytes that its endpoint is charged for.
+    pub(crate) fn memory(&self) -> u64 {
+        if self.bounce.is_some() { Bounce::BYTES } else { 0 }
+    }
+
     /// Whether nothing that was sent is under way.
     pub(crate) fn is_drained(&self) -> bool {
         self.sent.is_empty()
@@ -240,15 +245,6 @@ impl Objects {
             }
             // A receive request of it was wrong.
             None => Ok(()),
-        }
-    }
-
-    /// A queue pair that had one of the card is gone, with its memory.
-    pub(crate) fn forget_native(&mut self, endpoint: u32, native: Box<Native>) {
-        let has_memory = native.bounce.is_some();
-        drop(native);
-        if has_memory {
-            self.refund_bounce(endpoint);
         }
     }
 

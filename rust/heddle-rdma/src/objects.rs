@@ -16,6 +16,7 @@ use verbs_qp::{Service, State};
 use crate::accounts::QpAccount;
 use crate::baton::{Shared, Worker};
 use crate::card::Card;
+use crate::card_drops::Drops;
 use crate::card_home::Home;
 use crate::cm;
 use crate::cm_events::EventChannel;
@@ -268,6 +269,7 @@ pub(crate) struct Objects {
     /// The node is to have a card; the card, as long as it is there.
     pub(crate) card_wanted: bool,
     pub(crate) card: Option<Card>,
+    pub(crate) card_drops: Option<Drops>,
     /// The card at the other end of a connection that the agent is about to tell of.
     pub(crate) home: Option<(u64, Home)>,
     pub(crate) outside: Outside,
@@ -295,6 +297,7 @@ pub(crate) enum Source {
     Nudge,
     Card,
     CardEvents,
+    CardDrops,
     Kept,
     Outside,
 }
@@ -354,6 +357,7 @@ impl Objects {
             links: Table::new(18, 32),
             card_wanted: false,
             card: None,
+            card_drops: None,
             home: None,
             outside: Outside::default(),
             datagram_links: Vec::new(),

@@ -60,7 +60,7 @@ pub(crate) struct Outside {
     /// Made for the first queue pair.
     completions: Option<Arc<Completions>>,
     most: u64,
-    pairs: u64,
+    pub(crate) pairs: u64,
     reads: u8,
     /// Tells the lives of a queue pair apart.
     epoch: u32,
@@ -211,19 +211,6 @@ impl Objects {
             pd.card = Some(Domain::new(&card.device)?);
         }
         pd.card.clone().ok_or_else(none)
-    }
-
-    /// A queue pair that had one of the card is gone.
-    pub(crate) fn drop_native(&mut self, endpoint: u32, native: Option<Box<Native>>) {
-        let Some(native) = native else { return };
-        self.forget_native(endpoint, native);
-        if let Some(e) = self.endpoints.get_mut(endpoint) {
-            e.card_pairs -= 1;
-        }
-        if let Some(card) = &mut self.card {
-            card.pairs = card.pairs.saturating_sub(1);
-        }
-        self.outside.pairs -= 1;
     }
 
     /// Registers what of a region is mapped with the card, for an endpoint that may have peers

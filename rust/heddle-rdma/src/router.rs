@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::baton::{Shared, Worker};
 use crate::card::Card;
+use crate::card_drops::Drops;
 use crate::events::EventSocket;
 use crate::kept::Kept;
 use crate::objects::{Objects, Source};
@@ -86,7 +87,10 @@ pub fn run(options: &Options) -> io::Result<Infallible> {
         objects.card_wanted = true;
         // Without it pairs go by TCP, and say so.
         match Card::open(name, &objects.epoll) {
-            Ok(card) => objects.card = Some(card),
+            Ok(card) => {
+                objects.card_drops = Some(Drops::start(&objects.epoll)?);
+                objects.card = Some(card);
+            }
             Err(why) => eprintln!("heddle-rdma: no card: {why}"),
         }
     }
@@ -509,6 +513,8 @@ impl Loop {
             self.objects.card_event();
         } else if is(Source::CardEvents) {
             self.objects.card_changed();
+        } else if is(Source::CardDrops) {
+            self.objects.card_dropped();
         } else if is(Source::Kept) {
             self.objects.take_gone();
         } else if is(Source::Outside) {

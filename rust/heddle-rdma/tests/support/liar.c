@@ -296,8 +296,13 @@ int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
 	return write(modified, line, (size_t)n) == n ? 0 : EIO;
 }
 
+/* A kernel waits for packets that a network device has: until the test lets them go. */
 int ibv_destroy_qp(struct ibv_qp *qp)
 {
+	char byte;
+
+	if (lies("stuck"))
+		recv(log_socket, &byte, 1, 0);
 	free(qp);
 	return 0;
 }

@@ -125,6 +125,11 @@ impl Liar {
         tell(&self.cqs[queue], &said);
     }
 
+    /// The next queue pair that is being destroyed, of a card that is stuck, is gone.
+    pub(crate) fn lets_go(&self) {
+        tell(self.log.as_ref().unwrap(), &[0]);
+    }
+
     /// It reports an event (`enum ibv_event_type`) of a queue pair, 0: of none.
     pub(crate) fn reports(&self, event: u32, number: u32) {
         let said = [event, number].map(u32::to_ne_bytes);

@@ -4,6 +4,7 @@
 #![allow(dead_code, unused_imports, reason = "each test takes what it needs")]
 
 mod agent;
+pub(crate) mod by_card;
 pub(crate) mod channel;
 mod device;
 mod ends;

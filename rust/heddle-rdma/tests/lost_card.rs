@@ -1,0 +1,121 @@
+//! What becomes of what goes by a card when that is lost, or gives up on something. The kernel may
+//! take long to destroy a queue pair then: nobody waits for that.
+
+mod support;
+
+use std::io::Read;
+
+use support::by_card::{Pair, frame, others_can_speak, outside};
+use support::{eventually, request, sending};
+use verbs_protocol::agent::Message;
+use verbs_protocol::statistics::Reason;
+use verbs_protocol::wire::Kind;
+use verbs_protocol::{abi, ibv};
+
+/// Bytes of the buffers of a pair by card.
+const BUFFERS: u64 = 24 * 16 * 1024;
+const PORT_ERR: u32 = 10;
+
+/// Bytes that endpoint 2 is charged for.
+fn memory(pair: &Pair) -> u64 {
+    pair.router.account(2).used[8]
+}
+
+impl Pair {
+    /// The peer hears the end of the connection.
+    fn is_cut(&mut self) {
+        assert_eq!(self.stream.read(&mut [0; 1]).unwrap(), 0);
+    }
+}
+
+#[test]
+fn a_pair_whose_port_is_lost_fails_at_once() {
+    let mut pair = Pair::agreed("", "stuck");
+    let slots = sending(request(ibv::WR_SEND, 1), &[pair.end.part(0, 8)]);
+    pair.end.send(&slots);
+    pair.liar.sends();
+    pair.liar.reports(PORT_ERR, 0);
+    assert_eq!(pair.end.sends.result(), (1, ibv::WC_RETRY_EXC_ERR));
+    pair.is_cut();
+    others_can_speak(&pair.router);
+    assert_eq!(pair.router.times(2, Reason::CardGone), 1);
+}
+
+#[test]
+fn a_pair_that_was_about_to_go_by_the_card_goes_by_tcp_at_once() {
+    let mut pair = Pair::probing("", "stuck");
+    pair.liar.reports(PORT_ERR, 0);
+    let ready = frame(&mut pair.stream);
+    assert_eq!((ready.kind, ready.status), (Kind::CardReady, libc::ENETDOWN.unsigned_abs()));
+    pair.goes_by_tcp();
+    others_can_speak(&pair.router);
+}
+
+#[test]
+fn what_a_queue_pair_is_charged_for_counts_until_it_is_gone() {
+    let mut pair = Pair::agreed("", "stuck");
+    let before = memory(&pair);
+    let number = pair.end.qp.number;
+    pair.liar.reports(PORT_ERR, 0);
+    let event = pair.end.device.event();
+    assert_eq!((event.event, event.object), (ibv::EVENT_QP_FATAL, number));
+    pair.is_cut();
+    assert_eq!(memory(&pair), before);
+    pair.liar.lets_go();
+    eventually("the refund", || (memory(&pair) == before - BUFFERS).then_some(()));
+    // That which it has for peers without Heddle.
+    assert_eq!(pair.end.device.object(abi::VERBS_DESTROY_QP, number), Ok(()));
+    others_can_speak(&pair.router);
+    pair.liar.lets_go();
+}
+
+#[test]
+fn a_program_that_ends_waits_for_no_card() {
+    let Pair { mut router, liar, end, mut stream, .. } = Pair::agreed("", "stuck");
+    drop(end);
+    // Its last word goes by the card, which says nothing any more.
+    others_can_speak(&router);
+    router.tell(&Message::Remove { endpoint: 2 }, &[]);
+    assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0);
+    others_can_speak(&router);
+    liar.lets_go();
+    liar.lets_go();
+    others_can_speak(&router);
+    assert!(router.runs());
+}
+
+/// The kernel destroys what is left.
+#[test]
+fn a_router_that_ends_waits_for_no_card() {
+    let Pair { mut router, end, liar: _liar, .. } = Pair::agreed("", "stuck");
+    drop(end);
+    for endpoint in 2..=4 {
+        router.tell(&Message::Remove { endpoint }, &[]);
+    }
+    router.tell(&Message::Drain, &[]);
+    assert!(router.ends_without_agent());
+}
+
+/// A cut of policy is one: the card has stopped when the program hears of it.
+#[test]
+fn a_queue_pair_with_a_peer_without_heddle_ends_at_once() {
+    let (router, liar, mut end, _) = outside("stuck");
+    let number = end.qp.number;
+    liar.reports(1, number);
+    let event = end.device.event();
+    assert_eq!((event.event, event.object), (ibv::EVENT_QP_FATAL, number));
+    assert_eq!(liar.modified(number).last().unwrap(), "state 0");
+    assert_eq!(end.device.object(abi::VERBS_DESTROY_QP, number), Ok(()));
+    drop(end);
+    others_can_speak(&router);
+}
+
+/// So is that of a connection.
+#[test]
+fn a_pair_that_is_cut_has_stopped() {
+    let mut pair = Pair::agreed("", "stuck");
+    drop(std::mem::replace(&mut pair.stream, support::tcp_pair().0));
+    let event = pair.end.device.event();
+    assert_eq!(event.event, ibv::EVENT_QP_FATAL);
+    assert_eq!(pair.liar.modified(pair.ours).last().unwrap(), "state 0");
+}

@@ -543,6 +543,12 @@ impl Objects {
             }
             self.take_in(handle);
         }
+        if let (Some(link), Some(card)) = (self.links.get_mut(handle), &mut self.card)
+            && let Some(carrier) = link.card.as_mut().filter(|c| c.broken)
+        {
+            // A buffer could not be given back: nothing may come any more that tells of it.
+            card.wake(handle, carrier);
+        }
         self.after_bytes(handle);
     }
 }

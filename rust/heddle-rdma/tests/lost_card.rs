@@ -5,7 +5,7 @@ mod support;
 
 use std::io::Read;
 
-use support::by_card::{Pair, frame, others_can_speak, outside};
+use support::by_card::{Pair, frame, others_can_speak, outside, question};
 use support::{eventually, request, sending};
 use verbs_protocol::agent::Message;
 use verbs_protocol::statistics::Reason;
@@ -118,4 +118,14 @@ fn a_pair_that_is_cut_has_stopped() {
     let event = pair.end.device.event();
     assert_eq!(event.event, ibv::EVENT_QP_FATAL);
     assert_eq!(pair.liar.modified(pair.ours).last().unwrap(), "state 0");
+}
+
+#[test]
+fn a_pair_whose_card_takes_no_more_receive_requests_ends() {
+    let mut pair = Pair::agreed("", "receive");
+    pair.brings(&question());
+    let event = pair.end.device.event();
+    assert_eq!((event.event, event.object), (ibv::EVENT_QP_FATAL, pair.end.qp.number));
+    assert_eq!(pair.router.times(2, Reason::CardFailed), 1);
+    others_can_speak(&pair.router);
 }

@@ -1,10 +1,11 @@
 //! The card, its port or a queue pair of it is lost: what goes by it ends or goes by TCP.
 
 use std::os::fd::AsFd;
+use std::sync::Arc;
 
 use verbs_protocol::statistics::Reason;
 
-use crate::ibverbs::{EVENT_DEVICE_FATAL, EVENT_PORT_ERR, EVENT_QP_FATAL};
+use crate::ibverbs::{EVENT_CQ_ERR, EVENT_DEVICE_FATAL, EVENT_PORT_ERR, EVENT_QP_FATAL, Event};
 use crate::objects::Objects;
 
 /// Events of it that are taken before others have their turn.
@@ -15,42 +16,60 @@ impl Objects {
     pub(crate) fn card_changed(&mut self) {
         for _ in 0..EVENTS {
             let next = self.card.as_ref().and_then(|c| c.device.event());
-            let Some((event, number)) = next else { return };
-            if number != 0 && self.native_failed(number) {
+            let Some(event) = next else { return };
+            if event.pair != 0 {
+                self.pair_failed(&event);
                 continue;
             }
-            if event == EVENT_QP_FATAL {
-                let Some(card) = &mut self.card else { return };
-                for handle in self.links.handles() {
-                    if let Some(carrier) = self.links.get_mut(handle).and_then(|l| l.card.as_mut())
-                        && carrier.pair.number() == number
-                    {
-                        carrier.broken = true;
-                        card.wake(handle, carrier);
-                    }
-                }
-                continue;
-            }
-            let gone = matches!(event, EVENT_PORT_ERR | EVENT_DEVICE_FATAL);
+            let gone = matches!(event.kind, EVENT_PORT_ERR | EVENT_DEVICE_FATAL);
             if let Some(card) = &mut self.card {
                 match card.device.port() {
                     Ok(port) if !gone => card.port = port,
                     _ => card.port.active = false,
                 }
             }
-            if gone {
-                self.end_card_pairs(Reason::CardGone, |_| true);
+            match event.kind {
+                EVENT_PORT_ERR => self.end_card_pairs(Reason::CardGone, |_| true),
+                EVENT_DEVICE_FATAL => self.lose_card("the card is gone"),
+                EVENT_CQ_ERR if self.is_of_queue(&event) => {
+                    // Nothing tells any more what the card has done.
+                    self.lose_card("a completion queue of the card has failed: it is not used");
+                }
+                _ => {}
             }
-            if event == EVENT_DEVICE_FATAL {
-                self.lose_outside();
-            }
-            if event == EVENT_DEVICE_FATAL
-                && let Some(card) = self.card.take()
+        }
+    }
+
+    /// A queue pair of it has failed.
+    fn pair_failed(&mut self, event: &Event) {
+        if self.native_failed(event.pair) || event.kind != EVENT_QP_FATAL {
+            return;
+        }
+        let Some(card) = &mut self.card else { return };
+        for handle in self.links.handles() {
+            if let Some(carrier) = self.links.get_mut(handle).and_then(|l| l.card.as_mut())
+                && carrier.pair.number() == event.pair
             {
-                eprintln!("heddle-rdma: the card is gone");
-                self.epoll.remove(card.device.as_fd());
-                self.epoll.remove(card.completions.as_fd());
+                carrier.broken = true;
+                card.wake(handle, carrier);
             }
+        }
+    }
+
+    /// Whether an event is about a completion queue, of those that there are.
+    fn is_of_queue(&self, event: &Event) -> bool {
+        let own = self.card.as_ref().map(|c| Arc::clone(&c.completions));
+        own.into_iter().chain(self.outside.completions()).any(|queue| queue.is_of(event))
+    }
+
+    /// Ends all that goes by the card, which nothing does any more.
+    fn lose_card(&mut self, why: &str) {
+        self.end_card_pairs(Reason::CardGone, |_| true);
+        self.lose_outside();
+        if let Some(card) = self.card.take() {
+            eprintln!("heddle-rdma: {why}");
+            self.epoll.remove(card.device.as_fd());
+            self.epoll.remove(card.completions.as_fd());
         }
     }
 

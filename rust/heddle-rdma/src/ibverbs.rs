@@ -62,6 +62,7 @@ const MTU_MAX: u8 = 5;
 const STATUS_MAX: u32 = 23;
 /// Events of a channel that are taken at a time.
 const CHANNEL_EVENTS: u32 = 64;
+pub(crate) const EVENT_CQ_ERR: u32 = 0;
 pub(crate) const EVENT_QP_FATAL: u32 = 1;
 /// Something that the peer asked for was wrong: the queue pair has failed.
 pub(crate) const EVENT_QP_REQ_ERR: u32 = 2;
@@ -180,6 +181,16 @@ unsafe impl Send for Device {}
 // SAFETY: and by several at once.
 unsafe impl Sync for Device {}
 
+/// What a card tells of itself.
+pub(crate) struct Event {
+    /// `enum ibv_event_type`.
+    pub(crate) kind: u32,
+    /// The number of the queue pair that it is about, of events of queue pairs.
+    pub(crate) pair: u32,
+    /// Of those of completion queues, which one it is about.
+    queue: usize,
+}
+
 /// Where a card can be reached.
 #[derive(Clone, Copy)]
 pub(crate) struct Port {
@@ -291,26 +302,27 @@ impl Device {
         best.map(|(_, index, gid)| (index, gid)).ok_or_else(none)
     }
 
-    /// The next of its events, if there is one: `enum ibv_event_type`, and the number of the queue
-    /// pair that it is about, of events of queue pairs.
-    pub(crate) fn event(&self) -> Option<(u32, u32)> {
+    /// The next of its events, if there is one.
+    pub(crate) fn event(&self) -> Option<Event> {
         let mut event = AsyncEvent { element: null_mut(), event_type: 0 };
         let context = self.context.as_ptr();
         // SAFETY: the library fills one structure. The descriptor does not block.
         if unsafe { (self.library.ibv_get_async_event)(context, &raw mut event) } != 0 {
             return None;
         }
+        let (kind, element) = (event.event_type, event.element);
         let of_pair = [EVENT_QP_FATAL, EVENT_QP_REQ_ERR, EVENT_QP_ACCESS_ERR];
-        let number = if of_pair.contains(&event.event_type) && !event.element.is_null() {
+        let pair = if of_pair.contains(&kind) && !element.is_null() {
             // SAFETY: the element of these events is a queue pair, which cannot be destroyed before
-            // the event is acknowledged.
-            unsafe { (*event.element.cast::<Qp>()).qp_num }
+            // the event is acknowledged, whichever thread does that.
+            unsafe { (*element.cast::<Qp>()).qp_num }
         } else {
             0
         };
+        let queue = if kind == EVENT_CQ_ERR { element.addr() } else { 0 };
         // SAFETY: it is the event that the library has filled.
         unsafe { (self.library.ibv_ack_async_event)(&raw mut event) };
-        Some((event.event_type, number))
+        Some(Event { kind, pair, queue })
     }
 
     fn op(&self, place: usize) -> *const c_void {
@@ -534,6 +546,11 @@ impl Completions {
         };
         // SAFETY: the queue is there.
         check(unsafe { arm(self.cq.as_ptr(), 0) })
+    }
+
+    /// Whether an event is about it.
+    pub(crate) fn is_of(&self, event: &Event) -> bool {
+        event.queue == self.cq.as_ptr().addr()
     }
 
     /// Takes completions, as many as there are, and as there is room for.

@@ -5,7 +5,7 @@ mod support;
 
 use std::io::Read;
 
-use support::by_card::{Pair, frame, others_can_speak, outside, question};
+use support::by_card::{Pair, connect, frame, others_can_speak, outside, question};
 use support::{eventually, request, sending};
 use verbs_protocol::agent::Message;
 use verbs_protocol::statistics::Reason;
@@ -15,6 +15,7 @@ use verbs_protocol::{abi, ibv};
 /// Bytes of the buffers of a pair by card.
 const BUFFERS: u64 = 24 * 16 * 1024;
 const PORT_ERR: u32 = 10;
+const CQ_ERR: u32 = 0;
 
 /// Bytes that endpoint 2 is charged for.
 fn memory(pair: &Pair) -> u64 {
@@ -128,4 +129,27 @@ fn a_pair_whose_card_takes_no_more_receive_requests_ends() {
     assert_eq!((event.event, event.object), (ibv::EVENT_QP_FATAL, pair.end.qp.number));
     assert_eq!(pair.router.times(2, Reason::CardFailed), 1);
     others_can_speak(&pair.router);
+}
+
+/// Without one of its completion queues nobody knows what it has done, of either kind.
+#[test]
+fn a_card_whose_completion_queue_fails_is_gone() {
+    for queue in [1, 2] {
+        let mut pair = Pair::agreed("", "");
+        pair.liar.reports(CQ_ERR, queue);
+        let event = pair.end.device.event();
+        assert_eq!((event.event, event.object), (ibv::EVENT_QP_FATAL, pair.end.qp.number));
+        pair.is_cut();
+        let (router, liar, mut end, _) = outside("");
+        liar.reports(CQ_ERR, queue);
+        let event = end.device.event();
+        assert_eq!((event.event, event.object), (ibv::EVENT_QP_FATAL, end.qp.number));
+        assert_eq!(end.receives.result(), (5, ibv::WC_WR_FLUSH_ERR));
+        for router in [&pair.router, &router] {
+            assert_eq!(router.times(2, Reason::CardGone), 1);
+            others_can_speak(router);
+            // What comes then goes by TCP.
+            assert!(!connect(router).2);
+        }
+    }
 }

@@ -34,6 +34,7 @@ struct said {
 };
 
 static struct ibv_context context;
+static struct ibv_cq *made[2]; /* by cq_sockets */
 static int log_socket, modified, cq_sockets[2], cqs, numbers;
 
 /* What the kernel says of the card is in the test's folder. */
@@ -182,7 +183,7 @@ int ibv_query_port(struct ibv_context *ctx, uint8_t port, struct _compat_ibv_por
 int ibv_get_async_event(struct ibv_context *ctx, struct ibv_async_event *event)
 {
 	static struct ibv_qp qp;
-	uint32_t said[2]; /* type, number of a queue pair; 0: none */
+	uint32_t said[2]; /* type, number of a queue pair, or of a completion queue from 1 on; 0: none */
 
 	if (recv(ctx->async_fd, said, sizeof(said), MSG_DONTWAIT) != sizeof(said)) {
 		errno = EAGAIN;
@@ -191,6 +192,8 @@ int ibv_get_async_event(struct ibv_context *ctx, struct ibv_async_event *event)
 	qp.qp_num = said[1];
 	event->event_type = said[0];
 	event->element.qp = said[1] ? &qp : NULL;
+	if (said[0] == IBV_EVENT_CQ_ERR && (said[1] == 1 || said[1] == 2))
+		event->element.cq = made[said[1] - 1];
 	return 0;
 }
 
@@ -252,6 +255,7 @@ struct ibv_cq *ibv_create_cq(struct ibv_context *ctx, int cqe, void *user, struc
 
 	(void)ctx, (void)cqe, (void)user, (void)vector;
 	cq->channel = channel;
+	made[cqs - 1] = cq;
 	return cq;
 }
 

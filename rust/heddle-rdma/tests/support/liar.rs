@@ -130,7 +130,8 @@ impl Liar {
         tell(self.log.as_ref().unwrap(), &[0]);
     }
 
-    /// It reports an event (`enum ibv_event_type`) of a queue pair, 0: of none.
+    /// It reports an event (`enum ibv_event_type`) of a queue pair, 0: of none; of 0, a
+    /// queue that has failed, which one it is, from 1 on.
     pub(crate) fn reports(&self, event: u32, number: u32) {
         let said = [event, number].map(u32::to_ne_bytes);
         tell(self.events.as_ref().unwrap(), said.as_flattened());

@@ -443,6 +443,17 @@ impl Objects {
         }
     }
 
+    /// Takes all completions that there are; a card that has more than it has room for has more
+    /// without end.
+    pub(crate) fn take_all_completions(&mut self) {
+        for _ in 0..=ALL_COMPLETIONS / (BATCHES * 32) {
+            self.take_completions();
+            if self.card.as_ref().is_none_or(|c| !c.more) {
+                return;
+            }
+        }
+    }
+
     /// Takes completions, and notes what they say at their connections.
     pub(crate) fn take_completions(&mut self) {
         let Some(card) = &mut self.card else { return };

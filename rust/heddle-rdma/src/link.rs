@@ -347,7 +347,7 @@ impl Objects {
     /// The other end says no more. What it has said by a card before is here.
     fn hear_end(self: &mut Box<Self>, handle: u32) {
         if self.links.get(handle).is_some_and(|l| l.card.is_some()) {
-            self.take_completions();
+            self.take_all_completions();
             self.take_from_card(handle);
         }
         self.end_link(handle);

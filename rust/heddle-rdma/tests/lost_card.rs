@@ -5,11 +5,12 @@ mod support;
 
 use std::io::Read;
 
-use support::by_card::{Pair, connect, frame, others_can_speak, outside, question};
+use support::by_card::{Pair, RECV, connect, frame, others_can_speak, outside, question};
+use support::liar::Done;
 use support::{eventually, request, sending};
 use verbs_protocol::agent::Message;
 use verbs_protocol::statistics::Reason;
-use verbs_protocol::wire::Kind;
+use verbs_protocol::wire::{Header, Kind};
 use verbs_protocol::{abi, ibv};
 
 /// Bytes of the buffers of a pair by card.
@@ -152,4 +153,28 @@ fn a_card_whose_completion_queue_fails_is_gone() {
             assert!(!connect(router).2);
         }
     }
+}
+
+/// However much the card has done for others.
+#[test]
+fn what_has_come_before_the_end_of_a_connection_is_taken() {
+    let mut pair = Pair::agreed("", "");
+    let slots = sending(request(ibv::WR_SEND, 1), &[pair.end.part(0, 8)]);
+    pair.end.send(&slots);
+    pair.liar.sends();
+    pair.router.await_rest();
+    let asked = pair.receives.remove(0);
+    let ack = Header::new(Kind::Ack).encode();
+    let (id, length) = (asked.id, u32::try_from(ack.len()).unwrap());
+    let Pair { router, liar, mut end, stream, .. } = pair;
+    router.while_stopped(|| {
+        // First, as the router hears of both in this order.
+        drop(stream);
+        // Of nobody.
+        liar.says(0, Done::default(), 2000, &[]);
+        liar.says(0, Done { id, opcode: RECV, length, ..Done::default() }, asked.address, &ack);
+    });
+    assert_eq!(end.sends.result(), (1, ibv::WC_SUCCESS));
+    let event = end.device.event();
+    assert_eq!((event.event, event.object), (ibv::EVENT_QP_FATAL, end.qp.number));
 }

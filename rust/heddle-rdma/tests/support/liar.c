@@ -29,7 +29,7 @@ struct asked {
 struct said {
 	struct ibv_wc wc;
 	uint64_t address;
-	uint64_t length;
+	uint64_t length; /* 0: the completion comes `address` times */
 	char bytes[4096];
 };
 
@@ -101,12 +101,20 @@ static int post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_
 
 static int poll_cq(struct ibv_cq *cq, int room, struct ibv_wc *wc)
 {
-	static struct said said;
-	int got = 0;
+	static struct said last[2];
+	static uint64_t left[2];
+	int own = cq == made[1], got = 0;
+	struct said *said = &last[own];
 
-	while (got < room && recv(cq->channel->fd, &said, sizeof(said), MSG_DONTWAIT) > 0) {
-		memcpy((void *)said.address, said.bytes, said.length);
-		wc[got++] = said.wc;
+	while (got < room) {
+		if (left[own] == 0) {
+			if (recv(cq->channel->fd, said, sizeof(*said), MSG_DONTWAIT) <= 0)
+				break;
+			memcpy((void *)said->address, said->bytes, said->length);
+			left[own] = said->length == 0 && said->address > 0 ? said->address : 1;
+		}
+		left[own]--;
+		wc[got++] = said->wc;
 	}
 	return got == 0 && lies("count") ? 1000 : got;
 }

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use verbs_protocol::statistics::Reason;
 
-use crate::ibverbs::{EVENT_CQ_ERR, EVENT_DEVICE_FATAL, EVENT_PORT_ERR, EVENT_QP_FATAL, Event};
+use crate::ibverbs::{
+    EVENT_CQ_ERR, EVENT_DEVICE_FATAL, EVENT_PORT_ERR, EVENT_QP_FATAL, Event, PORT_CHANGES,
+};
 use crate::objects::Objects;
 
 /// Events of it that are taken before others have their turn.
@@ -14,28 +16,41 @@ const EVENTS: u32 = 64;
 impl Objects {
     /// The card tells that something has become of it.
     pub(crate) fn card_changed(&mut self) {
+        let mut changed = false;
         for _ in 0..EVENTS {
             let next = self.card.as_ref().and_then(|c| c.device.event());
-            let Some(event) = next else { return };
+            let Some(event) = next else { break };
             if event.pair != 0 {
                 self.pair_failed(&event);
                 continue;
             }
-            let gone = matches!(event.kind, EVENT_PORT_ERR | EVENT_DEVICE_FATAL);
-            if let Some(card) = &mut self.card {
-                match card.device.port() {
-                    Ok(port) if !gone => card.port = port,
-                    _ => card.port.active = false,
-                }
-            }
             match event.kind {
-                EVENT_PORT_ERR => self.end_card_pairs(Reason::CardGone, |_| true),
+                EVENT_PORT_ERR => {
+                    changed = false;
+                    if let Some(card) = &mut self.card {
+                        card.port.active = false;
+                    }
+                    self.end_card_pairs(Reason::CardGone, |_| true);
+                }
                 EVENT_DEVICE_FATAL => self.lose_card("the card is gone"),
                 EVENT_CQ_ERR if self.is_of_queue(&event) => {
                     // Nothing tells any more what the card has done.
                     self.lose_card("a completion queue of the card has failed: it is not used");
                 }
-                _ => {}
+                kind => changed |= PORT_CHANGES.contains(&kind),
+            }
+        }
+        if changed {
+            self.look_at_port();
+        }
+    }
+
+    /// Its port may be another one now. Finding that out reads some hundred small files.
+    fn look_at_port(&mut self) {
+        if let Some(card) = &mut self.card {
+            match card.device.port() {
+                Ok(port) => card.port = port,
+                Err(_) => card.port.active = false,
             }
         }
     }

@@ -69,6 +69,9 @@ pub(crate) const EVENT_QP_REQ_ERR: u32 = 2;
 pub(crate) const EVENT_QP_ACCESS_ERR: u32 = 3;
 pub(crate) const EVENT_DEVICE_FATAL: u32 = 8;
 pub(crate) const EVENT_PORT_ERR: u32 = 10;
+/// After which its port may have another state, LID, MTU or GID: `IBV_EVENT_PORT_ACTIVE`,
+/// `LID_CHANGE`, `PKEY_CHANGE`, `SM_CHANGE`, `CLIENT_REREGISTER` and `GID_CHANGE`.
+pub(crate) const PORT_CHANGES: [u32; 6] = [9, 11, 12, 13, 17, 18];
 /// READs that a queue pair of the card has under way, either way.
 const RD_ATOMIC: u8 = 1;
 /// How long the card waits for an answer (4.096 us * 2^16, 268 ms), and how often it tries again: 7

@@ -178,3 +178,21 @@ fn what_has_come_before_the_end_of_a_connection_is_taken() {
     let event = end.device.event();
     assert_eq!((event.event, event.object), (ibv::EVENT_QP_FATAL, end.qp.number));
 }
+
+/// That takes its time, for which all wait.
+#[test]
+fn the_port_is_looked_at_when_it_may_have_changed() {
+    let pair = Pair::agreed("", "");
+    let looks = || pair.liar.modified(0).len();
+    let before = looks();
+    // Of queue pairs of either kind, among them that one has had its first message; SRQs; the path.
+    for event in [1, 2, 3, 4, 5, 6, 7, 14, 15, 16] {
+        pair.liar.reports(event, 0);
+        pair.liar.reports(event, 0x00de_adbe);
+    }
+    others_can_speak(&pair.router);
+    assert_eq!(looks(), before);
+    pair.router.while_stopped(|| [9, 11, 12, 13, 17, 18].map(|event| pair.liar.reports(event, 0)));
+    others_can_speak(&pair.router);
+    assert_eq!(looks(), before + 1);
+}

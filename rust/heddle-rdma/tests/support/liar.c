@@ -2,7 +2,7 @@
 /* A libibverbs with a card that does and says what a test wants, which is for the router to load.
  * LIAR is the test's folder: by the socket `log` the card tells of what it is asked for, by
  * `events` it is told what events to report, and by `cq`, once for each completion queue, what
- * completions; into the file `modified` it writes a line for each change of a queue pair. It
+ * completions; into the file `modified` it writes a line for each change of a queue pair, and each look at its port. It
  * connects when it is opened: later the router may not. LIAR_LIE names what else it lies about. */
 #include <errno.h>
 #include <fcntl.h>
@@ -180,9 +180,12 @@ int ibv_query_device(struct ibv_context *ctx, struct ibv_device_attr *attr)
 #undef ibv_query_port
 int ibv_query_port(struct ibv_context *ctx, uint8_t port, struct _compat_ibv_port_attr *compat)
 {
+	static const char look[] = "0x0: port\n";
 	struct ibv_port_attr *attr = (void *)compat;
 
 	(void)ctx, (void)port;
+	if (write(modified, look, sizeof(look) - 1) < 0)
+		return EIO;
 	attr->state = IBV_PORT_ACTIVE;
 	attr->active_mtu = lies("limits") ? 200 : IBV_MTU_4096;
 	return 0;

@@ -76,7 +76,7 @@ impl Liar {
         self.cqs.push(joined(&self.listeners[2]));
     }
 
-    /// How a queue pair was changed.
+    /// How a queue pair was changed; of 0, looks at the port.
     pub(crate) fn modified(&self, number: u32) -> Vec<String> {
         let all = std::fs::read_to_string(&self.modified).unwrap();
         let of = format!("{number:#x}: ");

@@ -273,21 +273,23 @@ impl Device {
         check(done).map(|()| attr)
     }
 
-    /// Its port as it is now.
+    /// Its port as it is now. One without a GID, which it may get later, is not active: nobody
+    /// reaches it.
     pub(crate) fn port(&self) -> io::Result<Port> {
         let mut attr = PortAttr::default();
         let context = self.context.as_ptr();
         // SAFETY: the library fills one structure, which has room for later ones.
         check(unsafe { (self.library.ibv_query_port)(context, PORT, &raw mut attr) })?;
-        let (gid_index, gid) = self.gid()?;
+        let own = self.gid();
+        let (gid_index, gid) = own.unwrap_or_default();
         let mtu = u8::try_from(attr.active_mtu).unwrap_or(1).clamp(1, MTU_MAX);
-        let active = attr.state == PORT_ACTIVE;
+        let active = attr.state == PORT_ACTIVE && own.is_some();
         Ok(Port { active, mtu, lid: attr.lid, gid, gid_index })
     }
 
     /// The GID that other nodes reach it by: of RoCE v2 and an IPv4 address if there is one, as
     /// that is routed; else the first of RoCE v2, else the first.
-    fn gid(&self) -> io::Result<(u8, [u8; 16])> {
+    fn gid(&self) -> Option<(u8, [u8; 16])> {
         let port = format!("/sys/class/infiniband/{}/ports/{PORT}", self.name);
         let mut best = None;
         for index in 0..=u8::MAX {
@@ -301,8 +303,7 @@ impl Device {
                 best = Some((rank, index, gid));
             }
         }
-        let none = || io::Error::new(io::ErrorKind::AddrNotAvailable, "the card has no GID");
-        best.map(|(_, index, gid)| (index, gid)).ok_or_else(none)
+        best.map(|(_, index, gid)| (index, gid))
     }
 
     /// The next of its events, if there is one.

@@ -5,8 +5,8 @@ mod support;
 
 use std::io::Read;
 
-use support::by_card::{Pair, RECV, connect, frame, others_can_speak, outside, question};
-use support::liar::Done;
+use support::by_card::{Pair, RECV, connect, frame, node, others_can_speak, outside, question};
+use support::liar::{Done, GID};
 use support::{eventually, request, sending};
 use verbs_protocol::agent::Message;
 use verbs_protocol::statistics::Reason;
@@ -17,6 +17,7 @@ use verbs_protocol::{abi, ibv};
 const BUFFERS: u64 = 24 * 16 * 1024;
 const PORT_ERR: u32 = 10;
 const CQ_ERR: u32 = 0;
+const GID_CHANGE: u32 = 18;
 
 /// Bytes that endpoint 2 is charged for.
 fn memory(pair: &Pair) -> u64 {
@@ -195,4 +196,16 @@ fn the_port_is_looked_at_when_it_may_have_changed() {
     pair.router.while_stopped(|| [9, 11, 12, 13, 17, 18].map(|event| pair.liar.reports(event, 0)));
     others_can_speak(&pair.router);
     assert_eq!(looks(), before + 1);
+}
+
+/// A router that starts before its card has an address uses it once it has.
+#[test]
+fn a_card_that_gets_its_gid_later_is_used_then() {
+    let (router, liar) = node("", "early");
+    assert!(!connect(&router).2);
+    assert!(router.times(2, Reason::CardGone) > 0);
+    std::fs::write(router.folder().join("card/ports/1/gids/0"), GID).unwrap();
+    liar.reports(GID_CHANGE, 0);
+    eventually("the card", || connect(&router).2.then_some(()));
+    others_can_speak(&router);
 }

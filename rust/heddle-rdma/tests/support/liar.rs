@@ -180,7 +180,9 @@ fn prepare(command: &mut Command, folder: &Path, lie: &str) {
     let port = folder.join("card/ports/1");
     std::fs::create_dir_all(port.join("gids")).unwrap();
     std::fs::create_dir_all(port.join("gid_attrs/types")).unwrap();
-    std::fs::write(port.join("gids/0"), GID).unwrap();
+    if lie != "early" {
+        std::fs::write(port.join("gids/0"), GID).unwrap();
+    }
     std::fs::write(port.join("gid_attrs/types/0"), "RoCE v2").unwrap();
     // Preloaded, too, for what it says of files.
     command.env("LD_LIBRARY_PATH", folder).env("LD_PRELOAD", file);

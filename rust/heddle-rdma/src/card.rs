@@ -64,7 +64,9 @@ impl Card {
         let completions = Completions::new(&device, entries).map_err(failed)?;
         let port = device.port().map_err(failed)?;
         if !port.active {
-            eprintln!("heddle-rdma: {name}: its port is down or has no GID: no pairs until it has");
+            eprintln!(
+                "heddle-rdma: {name}: its port is down or has no GID: pairs go by TCP meanwhile"
+            );
         }
         sys::set_nonblocking(&*device).map_err(failed)?;
         sys::set_nonblocking(&*completions).map_err(failed)?;

@@ -1,6 +1,7 @@
 //! What of the card has ended is destroyed by a thread that does nothing else. A kernel may take
 //! long for a queue pair: `rdma_rxe` waits for each of its packets that a network device still has,
-//! 50 s if that sends nothing any more, and whoever has the baton would hold up all endpoints.
+//! 50 s if that sends nothing any more, and whoever has the baton would hold up all endpoints. The
+//! same holds of regions that peers have begun to write to.
 //!
 //! Everything has one owner. Whoever has the baton takes a queue pair out of the objects, has the
 //! card stop (`Pair::reset`), and gives it away; from then on it is the thread's alone, which drops
@@ -13,10 +14,12 @@
 
 use std::io;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use crate::card::{Carrier, MEMORY};
 use crate::endpoint::Quota;
+use crate::ibverbs::Region;
 use crate::native::Native;
 use crate::objects::{Objects, Source};
 use crate::sys::{self, Epoll};
@@ -33,7 +36,7 @@ struct Ended {
     charge: Charge,
 }
 
-/// What an endpoint is charged for until a queue pair is gone.
+/// What an endpoint is charged for until something is gone.
 #[derive(Clone, Copy, Default)]
 struct Charge {
     endpoint: u32,
@@ -41,11 +44,12 @@ struct Charge {
     pairs: u64,
     /// Those of them that are for peers without Heddle.
     outside: u64,
+    regions: u64,
 }
 
 impl Charge {
     fn of_carrier(endpoint: u32) -> Self {
-        Self { endpoint, memory: MEMORY as u64, pairs: 1, outside: 0 }
+        Self { endpoint, memory: MEMORY as u64, pairs: 1, ..Self::default() }
     }
 }
 
@@ -95,6 +99,7 @@ impl Objects {
     fn refund_card(&mut self, charge: Charge) {
         if let Some(e) = self.endpoints.get_mut(charge.endpoint) {
             e.refund(Quota::Memory, charge.memory);
+            e.refund(Quota::Mrs, charge.regions);
             e.card_pairs -= charge.pairs;
         }
         self.pooled -= charge.memory;
@@ -116,10 +121,21 @@ impl Objects {
         }
     }
 
+    /// A region that the card may know is nobody's any more. Its memory counts as long as the thread
+    /// has it (`kept`).
+    pub(crate) fn drop_region(&mut self, endpoint: u32, region: Option<Arc<Region>>) {
+        let charge = Charge { endpoint, regions: 1, ..Charge::default() };
+        match region {
+            Some(region) => self.give_away(Box::new(region), charge),
+            None => self.refund_card(charge),
+        }
+    }
+
     /// A queue pair that had one of the card is gone; that one was reset.
     pub(crate) fn drop_native(&mut self, endpoint: u32, native: Option<Box<Native>>) {
         if let Some(native) = native {
-            let charge = Charge { endpoint, memory: native.memory(), pairs: 1, outside: 1 };
+            let memory = native.memory();
+            let charge = Charge { endpoint, memory, pairs: 1, outside: 1, regions: 0 };
             self.give_away(native, charge);
         }
     }

@@ -500,25 +500,43 @@ impl Objects {
     }
 
     fn deregister(self: &mut Box<Self>, context: u32, handle: u32) -> Result<Answer, Errno> {
-        let number = self.forget_region(context, handle)?;
+        let region = self.forget_region(context, handle)?;
+        let endpoint = self.contexts.get(context).map_or(0, |c| c.endpoint);
+        let number = region.number;
+        if let Some(card) = region.card {
+            // No peer reaches it once this is answered, for which the card may take its time.
+            self.without_baton(|worker| {
+                worker.touches(endpoint);
+                drop(card);
+            });
+        }
+        if let Some(e) = self.endpoints.get_mut(endpoint) {
+            e.refund(Quota::Mrs, 1);
+        }
         if protects(Protection::UnderWay) {
-            let endpoint = self.contexts.get(context).map_or(0, |c| c.endpoint);
             self.await_copies(endpoint, |user| user.region == number);
         }
         Ok(done())
     }
 
-    /// Gives a region up, which copies may still touch; its number.
-    pub(crate) fn forget_region(&mut self, context: u32, handle: u32) -> Result<u64, Errno> {
-        let region = usable(self.regions.get(handle).filter(|r| owns(context, r.context)))?;
-        let (pd, memory, number) = (region.pd, region.memory, region.number);
-        self.regions.remove(handle);
-        if let Some(memory) = self.memories.get_mut(memory) {
+    /// Gives a region up, which copies may still touch, the card may know, and its endpoint is still
+    /// charged for.
+    fn forget_region(&mut self, context: u32, handle: u32) -> Result<Region, Errno> {
+        usable(self.regions.get(handle).filter(|r| owns(context, r.context)))?;
+        let region = usable(self.regions.remove(handle))?;
+        if let Some(memory) = self.memories.get_mut(region.memory) {
             memory.users -= 1;
         }
-        self.leave_pd(pd);
-        self.refund(context, Quota::Mrs, 1);
-        Ok(number)
+        self.leave_pd(region.pd);
+        Ok(region)
+    }
+
+    /// The same of a program that is gone, which waits for nothing.
+    pub(crate) fn end_region(&mut self, context: u32, handle: u32) -> Result<(), Errno> {
+        let endpoint = usable(self.contexts.get(context))?.endpoint;
+        let region = self.forget_region(context, handle)?;
+        self.drop_region(endpoint, region.card);
+        Ok(())
     }
 }
 

@@ -59,7 +59,7 @@ impl Objects {
             cqs destroy_cq,
             channels destroy_channel,
             ahs destroy_ah,
-            regions forget_region,
+            regions end_region,
             memories destroy_memory,
             pds deallocate_pd
         );

@@ -7,7 +7,7 @@ use std::io::Read;
 
 use support::by_card::{Pair, RECV, connect, frame, node, others_can_speak, outside, question};
 use support::liar::{Done, GID};
-use support::{eventually, request, sending};
+use support::{End, eventually, request, sending};
 use verbs_protocol::agent::Message;
 use verbs_protocol::statistics::Reason;
 use verbs_protocol::wire::{Header, Kind};
@@ -208,4 +208,27 @@ fn a_card_that_gets_its_gid_later_is_used_then() {
     liar.reports(GID_CHANGE, 0);
     eventually("the card", || connect(&router).2.then_some(()));
     others_can_speak(&router);
+}
+
+/// Only who has the region given up waits.
+#[test]
+fn a_region_that_the_card_does_not_let_go_holds_up_nobody_else() {
+    let (router, liar) = node("", "pinned");
+    let mut end = End::new(&router, 2, ibv::QPT_RC, 1, 4096);
+    let regions = || router.account(2).used[3];
+    let (_, first, _memory) = end.device.shared(end.pd, 8192);
+    let _second = end.device.shared(end.pd, 8192);
+    end.device.ask_to_end(abi::VERBS_DEREG_MR, first);
+    others_can_speak(&router);
+    assert_eq!((end.device.is_answered(), regions()), (false, 3));
+    liar.lets_go();
+    eventually("the answer", || end.device.is_answered().then_some(()));
+    assert_eq!(regions(), 2);
+    // A program that has gone waits for nothing.
+    drop(end);
+    eventually("the end of the context", || (router.account(2).used[0] == 0).then_some(()));
+    others_can_speak(&router);
+    assert_eq!(regions(), 1);
+    liar.lets_go();
+    eventually("the refund", || (regions() == 0).then_some(()));
 }

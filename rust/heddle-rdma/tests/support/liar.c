@@ -235,8 +235,13 @@ struct ibv_mr *ibv_reg_mr_iova(struct ibv_pd *pd, void *address, size_t length, 
 	return mr;
 }
 
+/* A kernel waits for peers that have begun to write to it. */
 int ibv_dereg_mr(struct ibv_mr *mr)
 {
+	char byte;
+
+	if (lies("pinned"))
+		recv(log_socket, &byte, 1, 0);
 	free(mr);
 	return 0;
 }

@@ -125,7 +125,7 @@ impl Liar {
         tell(&self.cqs[queue], &said);
     }
 
-    /// The next queue pair that is being destroyed, of a card that is stuck, is gone.
+    /// The next queue pair that is being destroyed, or region, of a card that is stuck, is gone.
     pub(crate) fn lets_go(&self) {
         tell(self.log.as_ref().unwrap(), &[0]);
     }

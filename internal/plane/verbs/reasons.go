@@ -51,7 +51,7 @@ var reasons = [...]model.Reason{
 		Remedy: "`heddle rdma` says who has how many"},
 	{Name: "verbs_card_refused", Kind: model.KindPath, Help: "pair that goes by TCP, as a node's card could not make it a queue pair, or the cards do not reach each other",
 		Remedy: "the cards' network (`rping` between the nodes themselves); memory: `heddle limit set --verbs-memory`"},
-	{Name: "verbs_card_failed", Kind: model.KindCut, Help: "pair that failed as the card gave up on it: its network, or the other card",
+	{Name: "verbs_card_failed", Kind: model.KindCut, Help: "pair that failed as the card gave up on it, or as the other node did not say in 10 s whether its card gets through: the network of the cards, or the other card",
 		Remedy: "the cards' network; programs connect again, by TCP if the cards do not reach each other"},
 	{Name: "verbs_card_gone", Kind: model.KindCut, Help: "pair that was ended as the node's card, or its port, has gone; or that goes by TCP as it is not there",
 		Remedy: "`ibv_devinfo` on the node; STATE-DIR/rdma.log says why the router has none"},

@@ -299,7 +299,7 @@ impl Objects {
     fn fall_back(&mut self, handle: u32) {
         let Some(link) = self.links.get_mut(handle) else { return };
         let (endpoint, carrier) = (link.endpoint, link.card.take());
-        link.deadline = None;
+        link.knows_its_way();
         if let Some(carrier) = &carrier {
             carrier.stop();
         }
@@ -383,7 +383,7 @@ impl Objects {
     fn agree(&mut self, handle: u32) {
         let Some(link) = self.links.get_mut(handle) else { return };
         if link.card.as_ref().is_some_and(|c| c.agreed()) {
-            link.deadline = None;
+            link.knows_its_way();
             let endpoint = link.endpoint;
             self.push(handle);
             self.wake_endpoint(endpoint);

@@ -160,6 +160,13 @@ impl Link {
     pub(crate) fn say(&mut self, header: &Header) {
         self.unsent.extend(header.encode());
     }
+
+    /// It is known whether a card is its way. One that is being closed has no more time for that.
+    pub(crate) fn knows_its_way(&mut self) {
+        if self.phase != Phase::Closing {
+            self.deadline = None;
+        }
+    }
 }
 
 /// What is to happen at a time.
@@ -201,7 +208,10 @@ impl Objects {
                         && protects(Protection::Deadlines)
                     {
                         if link.phase != Phase::Closing {
-                            self.note(link.endpoint, Reason::LinkUnmatched);
+                            let by_card = link.card.is_some();
+                            let reason =
+                                if by_card { Reason::CardFailed } else { Reason::LinkUnmatched };
+                            self.note(link.endpoint, reason);
                         }
                         self.end_link(handle);
                     }

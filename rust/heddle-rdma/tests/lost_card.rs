@@ -232,3 +232,13 @@ fn a_region_that_the_card_does_not_let_go_holds_up_nobody_else() {
     liar.lets_go();
     eventually("the refund", || (regions() == 0).then_some(()));
 }
+
+#[test]
+fn a_peer_that_does_not_say_whether_its_card_gets_through_is_a_failed_card() {
+    let mut pair = Pair::probing("", "");
+    pair.says(Done { id: pair.probe.id, ..Done::default() });
+    assert_eq!(frame(&mut pair.stream).kind, Kind::CardReady);
+    pair.is_cut();
+    let times = |reason| pair.router.times(2, reason);
+    assert_eq!((times(Reason::CardFailed), times(Reason::LinkUnmatched)), (1, 0));
+}

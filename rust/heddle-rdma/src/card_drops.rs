@@ -121,8 +121,8 @@ impl Objects {
         }
     }
 
-    /// A region that the card may know is nobody's any more. Its memory counts as long as the thread
-    /// has it (`kept`).
+    /// A region that the card may know is nobody's any more. Its memory counts as long as the
+    /// thread has it (`kept`).
     pub(crate) fn drop_region(&mut self, endpoint: u32, region: Option<Arc<Region>>) {
         let charge = Charge { endpoint, regions: 1, ..Charge::default() };
         match region {

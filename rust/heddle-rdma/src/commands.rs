@@ -519,8 +519,8 @@ impl Objects {
         Ok(done())
     }
 
-    /// Gives a region up, which copies may still touch, the card may know, and its endpoint is still
-    /// charged for.
+    /// Gives a region up, which copies may still touch, the card may know, and its endpoint is
+    /// still charged for.
     fn forget_region(&mut self, context: u32, handle: u32) -> Result<Region, Errno> {
         usable(self.regions.get(handle).filter(|r| owns(context, r.context)))?;
         let region = usable(self.regions.remove(handle))?;

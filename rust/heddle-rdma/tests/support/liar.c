@@ -2,8 +2,9 @@
 /* A libibverbs with a card that does and says what a test wants, which is for the router to load.
  * LIAR is the test's folder: by the socket `log` the card tells of what it is asked for, by
  * `events` it is told what events to report, and by `cq`, once for each completion queue, what
- * completions; into the file `modified` it writes a line for each change of a queue pair, and each look at its port. It
- * connects when it is opened: later the router may not. LIAR_LIE names what else it lies about. */
+ * completions; into the file `modified` it writes a line for each change of a queue pair, and each
+ * look at its port. It connects when it is opened: later the router may not. LIAR_LIE names what
+ * else it lies about. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>

@@ -55,8 +55,8 @@ func run(t *testing.T, script string) {
 	}
 	image := machine.Image{
 		Kernel:  kernel,
-		Modules: []string{"virtio_pci", "virtio_net", "crc32_generic", "rdma_rxe", "ib_uverbs"},
-		Programs: []string{"ip", "rdma", "rping", "ibv_devinfo", "ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_srq_pingpong", "ib_send_bw", "ib_send_lat", "ib_write_bw", "ib_write_lat",
+		Modules: []string{"virtio_pci", "virtio_net", "crc32_generic", "rdma_rxe", "ib_uverbs", "macvlan", "sch_tbf"},
+		Programs: []string{"ip", "tc", "rdma", "rping", "ibv_devinfo", "ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_srq_pingpong", "ib_send_bw", "ib_send_lat", "ib_write_bw", "ib_write_lat",
 			"ib_read_bw", "ib_read_lat", "ib_atomic_bw", "ib_atomic_lat"},
 		Files: map[string]string{
 			"/heddle/heddle-rdma":                 filepath.Join(bin, "heddle-rdma"),

@@ -1,5 +1,6 @@
 # What scripts of both machines begin with: node and other are 1 and 2. eth0 is the nodes' network,
-# eth1 has the card. Endpoints are 10.9.0.NODE.
+# eth1 has the card; it is a part of wire1, which may hold what the card sends, also once eth1 is down.
+# Endpoints are 10.9.0.NODE.
 export PATH=$PATH:/heddle without=
 step=0
 
@@ -17,7 +18,7 @@ fail() {
 
 # Waits until a command succeeds.
 await() {
-	tries=0
+	local tries=0 # a condition may await something itself
 	until eval "$1"; do
 		tries=$((tries + 1))
 		[ $tries -lt 300 ] || fail "waited for: $1"
@@ -66,17 +67,24 @@ stats() {
 # A program in the endpoint: it has Heddle's library.
 verbs() { LD_LIBRARY_PATH=/heddle timeout 60 "$@" >/run/out 2>&1; }
 
-# What the card has counted, which says whether it sent again, and what was said last; the other
-# machine asks for it when it fails. No job of this shell: it waits for all that it has.
+# What the card has counted, which says whether it sent again, what was said last, whether the kernel
+# could not destroy a queue pair, and where the router is; the other machine asks for it when it fails.
+# No job of this shell: it waits for all that it has.
 counters=19999
 cat >/run/counters <<END
 #!/bin/busybox sh
 cd /sys/class/infiniband/rxe0/ports/1 && grep . state hw_counters/* | sed "s/^/machine $node: /"
 tail -n 5 /run/router.log /run/out
+dmesg | grep -A12 __rxe_cleanup
+for process in \$(pidof heddle-rdma); do tail -n 12 /proc/\$process/task/*/stack; done
 END
 chmod +x /run/counters
 (nc -ll -p $counters -e /run/counters &)
 
+ip link set eth1 name wire1
+echo 1 >/proc/sys/net/ipv4/conf/wire1/arp_ignore # else it says that eth1's address is its own
+ip link set wire1 up
+ip link add link wire1 name eth1 type macvlan mode bridge
 for i in 0 1; do
 	ip addr add 10.$i.0.$node/24 dev eth$i
 	ip link set eth$i up

@@ -81,12 +81,17 @@ by_card "$pingpong" "$pingpong 10.0.0.1"
 
 say "a card goes away, and comes again"
 begin
+# A packet a second leaves: the kernel waits 50 s for the others, of a queue pair that it is to destroy.
+# A program that does not hear of it meanwhile ends well.
+[ $node = 1 ] || tc qdisc add dev wire1 root tbf rate 8kbit burst 1600 limit 1000000 || fail "nothing holds packets"
+[ $node = 1 ] || await "[ \$(tc -s qdisc show dev wire1 | sed -n 's/.* backlog [^ ]* \([0-9]*\)p.*/\1/p') -gt 20 ]"
 [ $node = 1 ] || ip link set eth1 down
 [ $node = 1 ] || await "grep -q DOWN $port/state"
 ends "no card"
 by_tcp "$pingpong" "$pingpong 10.0.0.1"
 [ $node = 1 ] || [ $reason_24 -gt 0 ] || fail "nobody says that the card has gone"
 [ $node = 2 ] || [ $reason_19 -gt 0 ] || fail "nobody says that the other node has no card"
+[ $node = 1 ] || tc qdisc del dev wire1 root
 [ $node = 1 ] || ip link set eth1 up
 # The kernel gives the card its GIDs back some time after its port.
 [ $node = 1 ] || await "grep -q ACTIVE $port/state && grep -qs ffff:0a01 $port/gids/*"

@@ -40,8 +40,12 @@ func (dk *docker) DockerPool() (netip.Prefix, netip.Addr) {
 
 // ReserveAddr leases an address that has no endpoint yet. A reservation does not outlive the agent.
 func (dk *docker) ReserveAddr(want netip.Addr) (netip.Addr, error) {
+	asked := time.Now()
 	dk.endpoints.change.Lock()
 	defer dk.endpoints.change.Unlock()
+	if err := dk.endpoints.storeIsThere("", asked); err != nil { // its endpoint could not be made
+		return netip.Addr{}, err
+	}
 	dk.reservations++
 	lease, err := dk.endpoints.leases.Lease(fmt.Sprintf("docker/reserved-%d", dk.reservations), want)
 	if err != nil {
@@ -73,11 +77,17 @@ func (dk *docker) AwaitContainer(ctx context.Context, req api.EndpointRequest) (
 	if err := req.Validate(); err != nil {
 		return "", err
 	}
-	dk.endpoints.change.Lock()
+	asked := time.Now()
+	if err := dk.endpoints.change.lockFor(ctx); err != nil {
+		return "", err
+	}
 	defer dk.endpoints.change.Unlock()
 	if have, ok := dk.known.named(req.Name); ok {
 		return "", &api.Error{Code: api.CodeConflict, Field: "name", Message: fmt.Sprintf("endpoint %s exists", have.Name),
 			Remedy: "delete it first: heddle endpoints delete " + have.Name}
+	}
+	if err := dk.endpoints.storeIsThere(req.Name, asked); err != nil {
+		return "", err
 	}
 	dk.unreserve(req.Addr)
 	e, err := dk.endpoints.create(ctx, req, joining{steps: func(e model.Endpoint) []step { return dk.awaitSteps(e, &device) }})

@@ -8,7 +8,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"sync"
 	"time"
 
 	"heddle.dev/heddle/internal/api"
@@ -26,23 +25,21 @@ type endpoints struct {
 
 	// change serialises what alters endpoints, kernel state included. It guards the rest, and what
 	// other parts say of themselves.
-	change sync.Mutex
+	change turn
 	leases *endpoint.Leases
 	// halfDone are endpoints, by name, that could not be made and not be undone either, or that are
 	// deleted and the store has yet to hear of it. Their ids and addresses are not given out.
 	halfDone map[string]halfDone
-}
-
-// halfDone is an endpoint that is not there, and that the store may have.
-type halfDone struct {
-	model.Endpoint
-	deleted bool // it was there, and there is a note for the next agent (api.NoteDeletion)
+	silent   silent
 }
 
 // CreateEndpoint attaches a container: leases an address, tells the store, makes the devices and
 // tells the programs. If a step fails the earlier ones are undone.
 func (es *endpoints) CreateEndpoint(ctx context.Context, req api.EndpointRequest) (model.Endpoint, error) {
-	es.change.Lock()
+	asked := time.Now()
+	if err := es.change.lockFor(ctx); err != nil {
+		return model.Endpoint{}, err
+	}
 	defer es.change.Unlock()
 	if have, ok := es.known.named(req.Name); ok {
 		if have.NetnsPath != req.NetnsPath || have.Planes.TCP != req.Planes().TCP || req.Verbs.Wanted && have.Planes.Verbs.VerbsEndpoint != req.Verbs || have.ContainerDevice() != deviceOf(req) ||
@@ -66,6 +63,9 @@ func (es *endpoints) CreateEndpoint(ctx context.Context, req api.EndpointRequest
 		return model.Endpoint{}, err
 	}
 	if err := es.planes.Accepts(req.Planes()); err != nil {
+		return model.Endpoint{}, err
+	}
+	if err := es.storeIsThere(req.Name, asked); err != nil {
 		return model.Endpoint{}, err
 	}
 	return es.create(ctx, req, joining{
@@ -102,13 +102,8 @@ type joining struct {
 }
 
 // create leases an address, takes the steps of an endpoint, and lists it. If one fails all are
-// undone. The caller holds change.
+// undone. The caller holds change, and has asked storeIsThere.
 func (es *endpoints) create(ctx context.Context, req api.EndpointRequest, join joining) (model.Endpoint, error) {
-	if h, ok := es.halfDone[req.Name]; ok {
-		if err := es.undo(h); err != nil {
-			return model.Endpoint{}, unlessAway(err)
-		}
-	}
 	ctx, cancel := context.WithTimeout(ctx, storeAnswers)
 	defer cancel()
 	e := model.Endpoint{
@@ -171,7 +166,10 @@ func (es *endpoints) doAll(ctx context.Context, e model.Endpoint, attach func(mo
 	if err == nil {
 		return nil
 	}
-	if undo := es.takeBack(e); undo != nil {
+	if isAway(err) {
+		es.halfDone[e.Name] = halfDone{Endpoint: e} // the undo is not to wait as long once more
+	}
+	if undo := es.takeBack(e, es.deletionAnswers()); undo != nil {
 		es.halfDone[e.Name] = halfDone{Endpoint: e} // until the store is back: it may have it
 		err = errors.Join(err, undo)
 	}
@@ -230,7 +228,7 @@ func (es *endpoints) DeleteEndpoint(ctx context.Context, name string) error {
 	if !ok {
 		return es.dropWaiting(ctx, name)
 	}
-	err := es.detach(e)
+	err := es.detach(e, es.deletionAnswers())
 	var untold *untoldError
 	if errors.As(err, &untold) {
 		return es.tellLater(e, untold)
@@ -239,25 +237,6 @@ func (es *endpoints) DeleteEndpoint(ctx context.Context, name string) error {
 		return unlessAway(err)
 	}
 	es.log.Info("endpoint detached", "endpoint", e.Name, "id", e.ID)
-	return nil
-}
-
-// untoldError says that all of an endpoint is undone but what the store has of it, which does not
-// answer.
-type untoldError struct{ error }
-
-func (e *untoldError) Unwrap() error { return e.error }
-
-// tellLater keeps a deleted endpoint for undoHalfDone and, if that does not come to it, for the
-// next agent.
-func (es *endpoints) tellLater(e model.Endpoint, untold error) error {
-	if err := api.NoteDeletion(es.cfg.APISocket, e.Name); err != nil {
-		return unlessAway(errors.Join(untold, err))
-	}
-	es.known.remove(e)
-	es.faults.ClearEndpoint(e.Name)
-	es.halfDone[e.Name] = halfDone{e, true}
-	es.log.Warn("endpoint detached; the store will be told when it answers, and until then nobody gets its address", "endpoint", e.Name, "id", e.ID, "err", untold)
 	return nil
 }
 
@@ -289,16 +268,17 @@ func (es *endpoints) EndpointDevice(_ context.Context, name string) (api.Endpoin
 	return d, nil
 }
 
-// detach undoes everything CreateEndpoint does; what was not done is no error.
-func (es *endpoints) detach(e model.Endpoint) error {
-	return es.takeAway(e, func(ctx context.Context) error { return es.store.DeleteEndpoint(ctx, e.Node, e.ID) })
+// detach undoes everything CreateEndpoint does; what was not done is no error. answers bounds what
+// the store is asked.
+func (es *endpoints) detach(e model.Endpoint, answers time.Duration) error {
+	return es.takeAway(e, answers, func(ctx context.Context) error { return es.store.DeleteEndpoint(ctx, e.Node, e.ID) })
 }
 
 // takeAway is detach, tell being what is said to the store; an *untoldError if that is all that is
 // missing. The address goes back last, when nothing answers to it any more.
-func (es *endpoints) takeAway(e model.Endpoint, tell func(context.Context) error) error {
+func (es *endpoints) takeAway(e model.Endpoint, answers time.Duration, tell func(context.Context) error) error {
 	es.dropEndpoint(e.ID)
-	ctx, cancel := context.WithTimeout(context.Background(), es.deletionAnswers())
+	ctx, cancel := context.WithTimeout(context.Background(), answers)
 	defer cancel()
 	var away error
 	err := undoSteps(es.steps(ctx, e, es.attachments.attachSteps(e, nil), nil, func(ctx context.Context) error {
@@ -328,59 +308,6 @@ func (es *endpoints) takeAway(e model.Endpoint, tell func(context.Context) error
 	}
 	delete(es.halfDone, e.Name)
 	return nil
-}
-
-// deletionAnswers bounds what the store is asked when an endpoint goes: many containers that end
-// together are not to wait each for a store that did not answer the first.
-func (es *endpoints) deletionAnswers() time.Duration {
-	for _, h := range es.halfDone {
-		if h.deleted {
-			return storeProbe
-		}
-	}
-	return storeAnswers
-}
-
-// followHalfDone calls undoHalfDone every so often until ctx ends: a store that is back need not
-// have a new state to tell of.
-func (es *endpoints) followHalfDone(ctx context.Context) {
-	ticker := time.NewTicker(lastRepair)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-			es.undoHalfDone()
-		}
-	}
-}
-
-// undoHalfDone tries again to undo endpoints that could not be made, and to tell the store of those
-// that are deleted. It waits for nobody: the next state of the store, or whoever asks for the
-// endpoint, tries again, too.
-func (es *endpoints) undoHalfDone() {
-	if !es.change.TryLock() {
-		return
-	}
-	defer es.change.Unlock()
-	for _, h := range es.halfDone {
-		err := es.undo(h)
-		if err != nil {
-			es.log.Warn("endpoint that is not there is not undone as a whole; will try again", "endpoint", h.Name, "id", h.ID, "err", err)
-		}
-		if isAway(err) {
-			return
-		}
-	}
-}
-
-// undo undoes what is left of h.
-func (es *endpoints) undo(h halfDone) error {
-	if h.deleted {
-		return es.detach(h.Endpoint)
-	}
-	return es.takeBack(h.Endpoint)
 }
 
 // hasLabels reports whether an endpoint has labels, which may be some of its.

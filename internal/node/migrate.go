@@ -130,7 +130,7 @@ func (mg *migration) cutLeaving(e model.Endpoint) error {
 
 // takeLeaving detaches e, which the store has taken from this node already.
 func (mg *migration) takeLeaving(e model.Endpoint) error {
-	err := mg.endpoints.takeAway(e, func(context.Context) error { return nil })
+	err := mg.endpoints.takeAway(e, mg.endpoints.deletionAnswers(), func(context.Context) error { return nil })
 	// Who was handed sockets of e could connect until the programs forgot it.
 	return errors.Join(err, mg.cutLeaving(e))
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
+	"time"
 
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/endpoint"
@@ -65,12 +66,13 @@ func (es *endpoints) takeUp(e *model.Endpoint, m model.Move) (endpoint.Lease, er
 	return lease, nil
 }
 
-// takeBack undoes what create has done for e. What had migrated here goes on waiting.
-func (es *endpoints) takeBack(e model.Endpoint) error {
+// takeBack undoes what create has done for e. What had migrated here goes on waiting. answers bounds
+// what the store is asked.
+func (es *endpoints) takeBack(e model.Endpoint, answers time.Duration) error {
 	if _, migrated := es.known.moveOf(e.Addr4()); !migrated {
-		return es.detach(e)
+		return es.detach(e, answers)
 	}
-	return es.takeAway(e, func(ctx context.Context) error {
+	return es.takeAway(e, answers, func(ctx context.Context) error {
 		_, err := es.store.GiveUpEndpoint(ctx, e, es.self.Name)
 		var never *store.UnknownMoveError
 		if errors.As(err, &never) {

@@ -177,6 +177,7 @@ func agentOfThreePlanes(t *testing.T) {
 	}
 	stop()
 	deletesWithoutStore(t, cfg, &calls)
+	createsWithoutStore(t, cfg)
 }
 
 // awayStore is a store that does not answer deletions while it is away.
@@ -196,30 +197,17 @@ func (s *awayStore) DeleteEndpoint(ctx context.Context, node string, id model.En
 // addresses until it has heard of it, from this agent or the next.
 func deletesWithoutStore(t *testing.T, cfg Config, calls *planetest.Calls) {
 	t.Helper()
-	start := func() (a *Agent, end func()) {
-		ctx, cancel := context.WithCancel(t.Context())
-		a, err := Start(ctx, cfg) // it does not run: nothing but this test uses its store
-		if err != nil {
-			t.Fatal(err)
-		}
-		return a, func() {
-			cancel()
-			if err := a.Close(); err != nil {
-				t.Error(err)
-			}
-		}
-	}
-	a, end := start()
-	s := &awayStore{Store: a.store, away: true}
+	a, end := startIdle(t, cfg)
+	s := &awayStore{Store: a.store}
 	a.store = s
 	held := map[netip.Addr]bool{}
 	calls.Take()
-	for _, name := range []string{"d1", "d2", "d3"} {
-		e := create(t, a, name)
-		if held[e.Addr4()] {
-			t.Errorf("%s has the address of one that the store still has", name)
-		}
-		held[e.Addr4()] = true
+	names := []string{"d1", "d2", "d3"}
+	for _, name := range names {
+		held[create(t, a, name).Addr4()] = true
+	}
+	s.away = true
+	for _, name := range names {
 		for range 2 { // engines may repeat it
 			if err := a.DeleteEndpoint(t.Context(), name); err != nil {
 				t.Fatalf("delete without a store: %v", err)
@@ -245,13 +233,13 @@ func deletesWithoutStore(t *testing.T, cfg Config, calls *planetest.Calls) {
 	s.away = false
 	a.undoHalfDone()
 	wantEndpoints("with it", s, 0)
-	s.away = true
 	create(t, a, "d4")
+	s.away = true
 	if err := a.DeleteEndpoint(t.Context(), "d4"); err != nil {
 		t.Fatal(err)
 	}
 	end()
-	a, end = start()
+	a, end = startIdle(t, cfg)
 	wantEndpoints("with the next agent", a.store, 0)
 	end()
 }

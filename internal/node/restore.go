@@ -145,7 +145,7 @@ func (rs *restorer) deleteNoted(mine []model.Endpoint) (others []model.Endpoint)
 			others = append(others, e)
 			continue
 		}
-		if failed := rs.endpoints.detach(e); failed != nil {
+		if failed := rs.endpoints.detach(e, rs.endpoints.deletionAnswers()); failed != nil {
 			rs.log.Error("endpoint that was deleted while no agent ran is still there: delete it again", "endpoint", e.Name, "err", failed)
 			others, err = append(others, e), errors.Join(err, failed)
 			continue
@@ -220,7 +220,7 @@ func (rs *restorer) takeOver(e model.Endpoint) (kept bool) {
 		rs.log.Warn("endpoint's container is gone; removing the endpoint", "endpoint", e.Name, "err", err)
 		gone := e
 		gone.NetnsPath = "" // what is there now is somebody else's
-		if err = rs.endpoints.detach(gone); err == nil {
+		if err = rs.endpoints.detach(gone, rs.endpoints.deletionAnswers()); err == nil {
 			return false
 		}
 	} else {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/endpoint"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
 )
@@ -47,7 +48,8 @@ func (dk *docker) ReserveAddr(want netip.Addr) (netip.Addr, error) {
 		return netip.Addr{}, err
 	}
 	dk.reservations++
-	lease, err := dk.endpoints.leases.Lease(fmt.Sprintf("docker/reserved-%d", dk.reservations), want)
+	name := fmt.Sprintf("docker/reserved-%d", dk.reservations)
+	lease, err := dk.endpoints.leaseAgain(want, func() (endpoint.Lease, error) { return dk.endpoints.leases.Lease(name, want) })
 	if err != nil {
 		return netip.Addr{}, leaseError(err)
 	}

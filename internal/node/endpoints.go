@@ -202,13 +202,13 @@ func (es *endpoints) steps(ctx context.Context, e model.Endpoint, attach []step,
 }
 
 // leaseFor gives e an id and addresses: those of a move to this node, if e takes it up.
-func (es *endpoints) leaseFor(e *model.Endpoint, req api.EndpointRequest, move *model.Move) (err error) {
-	var lease endpoint.Lease
-	if move == nil {
-		lease, err = es.lease(req)
-	} else {
-		lease, err = es.takeUp(e, *move)
-	}
+func (es *endpoints) leaseFor(e *model.Endpoint, req api.EndpointRequest, move *model.Move) error {
+	lease, err := es.leaseAgain(req.Addr, func() (endpoint.Lease, error) {
+		if move == nil {
+			return es.lease(req)
+		}
+		return es.takeUp(e, *move)
+	})
 	if err != nil {
 		return leaseError(err)
 	}
@@ -327,6 +327,9 @@ func deviceOf(req api.EndpointRequest) string {
 
 // leaseError gives a lease's failure its code on the wire.
 func leaseError(err error) error {
+	if isAway(err) {
+		return unlessAway(err)
+	}
 	code, field := api.CodeInvalid, "addr"
 	switch {
 	case errors.Is(err, endpoint.ErrExhausted):

@@ -3,9 +3,12 @@ package node
 import (
 	"context"
 	"errors"
+	"net/netip"
+	"slices"
 	"time"
 
 	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/endpoint"
 	"heddle.dev/heddle/internal/model"
 )
 
@@ -63,6 +66,26 @@ func (es *endpoints) storeIsThere(name string, asked time.Time) error {
 		return nil // something else is wrong with that one
 	}
 	return unlessAway(err)
+}
+
+// leaseAgain leases an address, want unless that is the zero Addr. If it cannot be had, and an
+// endpoint has it that the store has yet to hear of, it tells the store and tries once more: nobody
+// can list or delete that one, and the store may be back. The caller holds change.
+func (es *endpoints) leaseAgain(want netip.Addr, lease func() (endpoint.Lease, error)) (endpoint.Lease, error) {
+	got, err := lease()
+	if !errors.Is(err, endpoint.ErrAddr) && !errors.Is(err, endpoint.ErrExhausted) {
+		return got, err
+	}
+	for _, h := range es.halfDone {
+		if want.IsValid() && !slices.Contains(h.Addrs, want) {
+			continue
+		}
+		if undo := es.undo(h, storeProbe); undo != nil {
+			return got, errors.Join(err, undo)
+		}
+		return lease()
+	}
+	return got, err
 }
 
 // untoldError says that all of an endpoint is undone but what the store has of it, which does not

@@ -202,7 +202,7 @@ func deletesWithoutStore(t *testing.T, cfg Config, calls *planetest.Calls) {
 	a.store = s
 	held := map[netip.Addr]bool{}
 	calls.Take()
-	names := []string{"d1", "d2", "d3"}
+	names := []string{"d1", "d2", "d3", "d5", "d6", "d7"}
 	for _, name := range names {
 		held[create(t, a, name).Addr4()] = true
 	}
@@ -229,8 +229,20 @@ func deletesWithoutStore(t *testing.T, cfg Config, calls *planetest.Calls) {
 			t.Errorf("%s: the agent knows %d endpoints, %d are noted, the store has %d; want 0, %d, %d", when, len(known), len(notes), len(state.Endpoints.Of("n1")), inStore, inStore)
 		}
 	}
-	wantEndpoints("without the store", s, 3)
+	wantEndpoints("without the store", s, len(names))
+	for addr := range held {
+		var said *api.Error
+		if _, err := a.ReserveAddr(addr); !errors.As(err, &said) || said.Code != api.CodeUnavailable {
+			t.Errorf("reserve %s, which the store still has: %v", addr, err)
+		}
+	}
 	s.away = false
+	for addr := range held { // nobody has told the store yet
+		if got, err := a.ReserveAddr(addr); err != nil || got != addr {
+			t.Errorf("reserve %s: %s, %v", addr, got, err)
+		}
+		a.ReleaseAddr(addr)
+	}
 	a.undoHalfDone()
 	wantEndpoints("with it", s, 0)
 	create(t, a, "d4")

@@ -12,6 +12,7 @@ import (
 
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg"
 	"heddle.dev/heddle/internal/store"
 )
 
@@ -125,5 +126,35 @@ func createsWithoutStore(t *testing.T, cfg Config) {
 	state, err := firstState(t.Context(), s)
 	if held := a.leases.All(); err != nil || len(held)+len(state.Endpoints.Of("n1")) > 0 {
 		t.Errorf("with the store, held are %+v, and the store has %+v, %v", held, state.Endpoints.Of("n1"), err)
+	}
+}
+
+// otherMoves is a store that has moves which have not come here.
+type otherMoves struct{ store.Store }
+
+func (otherMoves) PutNewEndpoint(context.Context, model.Endpoint, int64) (bool, error) {
+	return false, nil
+}
+
+// dropFails: what was made ahead for nothing and cannot be taken away once takes nothing with it: the
+// name, the address and the device are free again.
+func dropFails(t *testing.T, cfg Config) {
+	t.Helper()
+	a, end := startIdle(t, cfg)
+	defer end()
+	a.store = otherMoves{a.store}
+	stuck := errors.New("stuck, as the test wants it")
+	a.endpoints.change.Lock()
+	_, err := a.endpoints.create(t.Context(), api.EndpointRequest{Name: "ahead", NetnsPath: namespace(t, "ahead"), Intercepted: true}, joining{
+		steps: func(e model.Endpoint) []step { return a.attachments.attachSteps(e, new(netcfg.EndpointDevice)) },
+		ahead: a.attachments.makeAhead, drop: func(model.Endpoint) error { return stuck },
+	})
+	a.endpoints.change.Unlock()
+	if !errors.Is(err, stuck) {
+		t.Errorf("made with %v", err)
+	}
+	links, errLinks := netcfg.Endpoints()
+	if held := a.leases.All(); errLinks != nil || len(held)+len(links) > 0 {
+		t.Errorf("held are %+v, and devices %+v, %v", held, links, errLinks)
 	}
 }

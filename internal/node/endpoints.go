@@ -70,7 +70,7 @@ func (es *endpoints) CreateEndpoint(ctx context.Context, req api.EndpointRequest
 	}
 	return es.create(ctx, req, joining{
 		steps: func(e model.Endpoint) []step { return es.attachments.attachSteps(e, new(netcfg.EndpointDevice)) },
-		ahead: es.attachments.makeAhead,
+		ahead: es.attachments.makeAhead, drop: es.attachments.dropAhead,
 	})
 }
 
@@ -97,8 +97,9 @@ type joining struct {
 	// steps are those of attachSteps or awaitSteps.
 	steps func(model.Endpoint) []step
 	// ahead begins what can be done while the store is asked for the endpoint's address, and gives
-	// what waits for it. dropAhead undoes it, and so does the undo of steps. nil: nothing can.
+	// what waits for it. drop undoes it, and so does the undo of steps. nil: nothing can.
 	ahead func(model.Endpoint) (wait func())
+	drop  func(model.Endpoint) error
 }
 
 // create leases an address, takes the steps of an endpoint, and lists it. If one fails all are
@@ -145,8 +146,10 @@ func (es *endpoints) leaseAndDo(ctx context.Context, e *model.Endpoint, req api.
 		if told || err != nil {
 			return es.doAll(ctx, *e, join.steps, func() error { return err }) // which the store may have after an error, too
 		}
-		if err := es.attachments.dropAhead(*e); err != nil {
-			return err
+		if join.ahead != nil {
+			if err := join.drop(*e); err != nil { // all else goes back, too
+				return es.doAll(ctx, *e, join.steps, func() error { return fmt.Errorf("device made ahead: %w", err) })
+			}
 		}
 		es.leases.Release(e.ID)
 	}

@@ -178,6 +178,7 @@ func agentOfThreePlanes(t *testing.T) {
 	stop()
 	deletesWithoutStore(t, cfg, &calls)
 	createsWithoutStore(t, cfg)
+	dropFails(t, cfg)
 }
 
 // awayStore is a store that does not answer deletions while it is away.

@@ -29,13 +29,17 @@ const (
 	FaultFirewall FaultReason = "firewall_not_restored"
 	// FaultRouting: so with the node's routing rules and routes.
 	FaultRouting FaultReason = "routing_not_restored"
+	// FaultFirewallFought: another program takes the table away again and again.
+	FaultFirewallFought FaultReason = "firewall_fought"
+	// FaultRoutingFought: so with the node's routing rules and routes.
+	FaultRoutingFought FaultReason = "routing_fought"
 	// FaultKeptOnce: the service manager's store of descriptors has no room for listeners of more
 	// processes in containers. The fd keeper alone has them.
 	FaultKeptOnce FaultReason = "listeners_kept_once"
 )
 
 // FaultReasons lists them.
-var FaultReasons = []FaultReason{FaultEndpoint, FaultLimits, FaultLimitsTighter, FaultStack, FaultExport, FaultKey, FaultFirewall, FaultRouting, FaultKeptOnce}
+var FaultReasons = []FaultReason{FaultEndpoint, FaultLimits, FaultLimitsTighter, FaultStack, FaultExport, FaultKey, FaultFirewall, FaultRouting, FaultFirewallFought, FaultRoutingFought, FaultKeptOnce}
 
 // Fault is something on this node that is not as it should be. The agent tries it again until it
 // is.
@@ -71,6 +75,14 @@ func (t MendedThing) Fault() FaultReason {
 		return FaultFirewall
 	}
 	return FaultRouting
+}
+
+// Fought gives what is said while it is taken away again and again.
+func (t MendedThing) Fought() FaultReason {
+	if t == MendedFirewall {
+		return FaultFirewallFought
+	}
+	return FaultRoutingFought
 }
 
 // Mended says that something was put back since the agent's start.

@@ -70,7 +70,7 @@ func compose(h *host) *Agent {
 		docker: &docker{
 			host: h, attachments: at, endpoints: es, reserved: make(map[netip.Addr]model.EndpointID), asked: make(chan struct{}, 1),
 		},
-		attachments: at, recovery: rc, restorer: &restorer{host: h, attachments: at, endpoints: es, migration: mg, topology: tp}, topology: tp, mender: &mender{h, tp.damaged},
+		attachments: at, recovery: rc, restorer: &restorer{host: h, attachments: at, endpoints: es, migration: mg, topology: tp}, topology: tp, mender: newMender(h, tp.damaged),
 	}
 }
 

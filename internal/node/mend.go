@@ -22,6 +22,12 @@ const remedyOfMending = `what removes it does so again, and policy is weaker unt
 type mender struct {
 	*host
 	damaged chan<- struct{} // tells the topology to compare its routes with the kernel's
+	// fights are each the goroutine's that mends the thing.
+	fights map[api.MendedThing]*fight
+}
+
+func newMender(h *host, damaged chan<- struct{}) *mender {
+	return &mender{h, damaged, map[api.MendedThing]*fight{api.MendedFirewall: {}, api.MendedRouting: {}}}
 }
 
 // run follows nftables and routing until ctx ends.
@@ -40,20 +46,22 @@ func (m *mender) run(ctx context.Context) {
 			}
 		})
 	}
-	follow("changes of nftables", func() error { return firewall.Follow(ctx, m.mendFirewall) })
-	follow("changes of rules and routes", func() error { return netcfg.FollowRouting(ctx, m.mendRouting) })
+	follow("changes of nftables", func() error { return firewall.Follow(ctx, func(by string) error { return m.mendFirewall(ctx, by) }) })
+	follow("changes of rules and routes", func() error { return netcfg.FollowRouting(ctx, func() error { return m.mendRouting(ctx) }) })
 	wg.Wait()
 }
 
 // mendFirewall writes the nftables table again if it is not as it should be; by is who has changed
 // rules last, if that is known.
-func (m *mender) mendFirewall(by string) error {
+func (m *mender) mendFirewall(ctx context.Context, by string) error {
+	m.pause(ctx, api.MendedFirewall)
 	gone, err := m.devices.Firewall.Mend()
 	return m.done(api.Mended{What: api.MendedFirewall, Gone: gone, By: by}, err)
 }
 
 // mendRouting adds rules and routes that are gone. Whoever took them may have taken others, too.
-func (m *mender) mendRouting() error {
+func (m *mender) mendRouting(ctx context.Context) error {
+	m.pause(ctx, api.MendedRouting)
 	restored, err := netcfg.RestoreRouting(m.wanted)
 	if len(restored) > 0 {
 		select {
@@ -74,8 +82,9 @@ func (m *mender) done(what api.Mended, err error) error {
 	}
 	m.faults.Clear(what.What.Fault(), "")
 	if what.Gone != "" {
-		m.mended.add(what)
-		m.log.Warn("was taken away by another program, and is back", "what", what.What, "gone", what.Gone, "by", what.By, "remedy", remedyOfMending)
+		m.putBack(what)
+	} else {
+		m.lasts(what.What)
 	}
 	return nil
 }

@@ -41,10 +41,10 @@ func (es *endpoints) deletionAnswers() time.Duration {
 }
 
 // storeIsThere is asked before an endpoint called name is made. If there are some that the store
-// has yet to hear of, it tries to undo one, that name's first, and is an error if the store does not
-// answer: each that is tried all the same would hold change for long, and an address until the store
-// is back. Who was waiting, since asked, while another heard that, is not to wait once more. The
-// caller holds change.
+// has yet to hear of, it tries to undo one, that name's first, and is an error if the store does
+// not answer: each that is tried all the same would hold change for long, and an address until the
+// store is back. Who was waiting, since asked, while another heard that, is not to wait once more.
+// The caller holds change.
 func (es *endpoints) storeIsThere(name string, asked time.Time) error {
 	h, again := es.halfDone[name]
 	for _, other := range es.halfDone {

@@ -66,8 +66,8 @@ func (es *endpoints) takeUp(e *model.Endpoint, m model.Move) (endpoint.Lease, er
 	return lease, nil
 }
 
-// takeBack undoes what create has done for e. What had migrated here goes on waiting. answers bounds
-// what the store is asked.
+// takeBack undoes what create has done for e. What had migrated here goes on waiting. answers
+// bounds what the store is asked.
 func (es *endpoints) takeBack(e model.Endpoint, answers time.Duration) error {
 	if _, migrated := es.known.moveOf(e.Addr4()); !migrated {
 		return es.detach(e, answers)

@@ -98,6 +98,7 @@ func (tp *topology) followTopology(ctx context.Context, states <-chan store.Stat
 // the store that was told last.
 func (tp *topology) follow(ctx context.Context, state store.State, local []netip.Prefix, history *int) error {
 	if !knowsNode(state, tp.self.Name) {
+		*history = -1 // what rejoin cannot tell now is compared with the next state
 		return tp.recovery.rejoin(ctx, state)
 	}
 	state, admitted := tp.admit(state)

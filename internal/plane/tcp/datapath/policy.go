@@ -63,7 +63,12 @@ func (d *Datapath) ApplyPolicy(change model.PolicyChange) (err error) {
 	}
 	p.side = flags & uint32(heddlePolicyFlagsPOLICY_SIDE) >> 1
 	if change.Reset {
-		if err := d.forgetPolicy(); err != nil {
+		// First: what does not fit is tried again and again, and is not to be written each time.
+		err := d.fitsTwice(len(change.Set.ByAddr), len(change.Set.ByPrefix), len(change.Set.Pairs))
+		if err == nil {
+			err = d.forgetPolicy()
+		}
+		if err != nil {
 			return fmt.Errorf("apply policy: %w", err)
 		}
 	}
@@ -71,7 +76,7 @@ func (d *Datapath) ApplyPolicy(change model.PolicyChange) (err error) {
 	if err != nil {
 		return fmt.Errorf("apply policy: %w", err)
 	}
-	if err := d.fitsTwice(); err != nil {
+	if err := d.fitsTwice(len(p.addrs), len(p.prefixes), len(p.pairs)); err != nil {
 		return fmt.Errorf("apply policy: %w", err)
 	}
 	next := 1 - p.side
@@ -99,18 +104,17 @@ func (d *Datapath) ApplyPolicy(change model.PolicyChange) (err error) {
 	return nil
 }
 
-// fitsTwice gives an error if the maps do not hold both copies of what is noted: a first copy that
+// fitsTwice gives an error if the maps do not hold two copies of so many entries: a first copy that
 // fits alone must not come into force.
-func (d *Datapath) fitsTwice() error {
-	p := &d.policy
+func (d *Datapath) fitsTwice(addrs, prefixes, pairs int) error {
 	for _, table := range []struct {
 		of   *ebpf.Map
 		size int
 		what string
 	}{
-		{d.objs.ClassByAddr, len(p.addrs), "addresses"},
-		{d.objs.ClassByPrefix, len(p.prefixes), "prefixes"},
-		{d.objs.VerdictByPair, len(p.pairs), "pairs of classes"},
+		{d.objs.ClassByAddr, addrs, "addresses"},
+		{d.objs.ClassByPrefix, prefixes, "prefixes"},
+		{d.objs.VerdictByPair, pairs, "pairs of classes"},
 	} {
 		if limit := int(table.of.MaxEntries() / 2); table.size > limit {
 			return fmt.Errorf("%d %s: the tables hold %d", table.size, table.what, limit)

@@ -337,7 +337,14 @@ func TestPolicyFailuresLeaveNothing(t *testing.T) {
 		tooMany.Pairs[model.ClassPair{From: 3, To: class}] = model.PairVerdict{
 			Ports: []model.PortVerdict{{Protocol: model.ProtocolTCP, First: uint16(class), Last: 60000, Verdict: model.VerdictReject}}}
 	}
-	first := 0
+	ranges := func() (n int) {
+		t.Helper()
+		if err := deleteWhere(d.objs.VerdictByPort, func(*heddlePortRangeKey, *uint32) bool { n++; return false }); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	before := ranges()
 	for try := range 3 {
 		if try == 2 {
 			d.policy = policyTables{} // as after a restart
@@ -346,17 +353,18 @@ func TestPolicyFailuresLeaveNothing(t *testing.T) {
 			t.Fatal("more prefixes than the map holds were applied")
 		}
 		check(80, 81)
-		ranges := 0
-		if err := deleteWhere(d.objs.VerdictByPort, func(*heddlePortRangeKey, *uint32) bool { ranges++; return false }); err != nil {
-			t.Fatal(err)
-		}
-		if try == 0 {
-			first = ranges
-		}
-		if ranges != first {
-			t.Fatalf("%d port prefixes after failure %d, %d after the first", ranges, try+1, first)
+		if n := ranges(); n != before { // nothing is written of what does not fit
+			t.Fatalf("%d port prefixes after failure %d, %d before", n, try+1, before)
 		}
 	}
+	// What was written of a change that did not fit goes with the next that does.
+	if err := d.ApplyPolicy(model.PolicyChange{Reset: true, Set: tables(80)}); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.ApplyPolicy(model.PolicyChange{Set: tooMany}); err == nil || ranges() == before {
+		t.Fatalf("more prefixes than the map holds: %v, %d port prefixes", err, ranges())
+	}
+	check(80, 81)
 	if err := d.ApplyPolicy(model.PolicyChange{Reset: true, Set: tables(82)}); err != nil {
 		t.Fatal(err)
 	}

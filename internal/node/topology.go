@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"slices"
 	"time"
@@ -13,7 +14,8 @@ import (
 	"heddle.dev/heddle/internal/store"
 )
 
-// retryTopology is how long a state that could not be applied waits for another try.
+// retryTopology is how long what could not be done waits for another try. For a state that cannot
+// be applied it doubles from try to try, to lastRepair.
 const retryTopology = time.Second
 
 // topology brings the node to each state of the network: policy, routes, planes. The goroutine of
@@ -40,6 +42,8 @@ func (tp *topology) followTopology(ctx context.Context, states <-chan store.Stat
 		local []netip.Prefix
 		known bool // a state has come
 		retry <-chan time.Time
+		recut <-chan time.Time
+		fails fails
 
 		history  int // of the store that knows this node
 		replaced time.Time
@@ -54,12 +58,15 @@ func (tp *topology) followTopology(ctx context.Context, states <-chan store.Stat
 				replaced = time.Now()
 			}
 			state, known = next, true
+			fails.pause = 0
 		case local = <-locals:
+			fails.pause = 0
 			tp.limiter.spreadLimits()
 		case <-retry:
+		case <-recut:
 		case <-tp.enforcer.recut:
-			if retry == nil {
-				retry = time.After(retryTopology)
+			if recut == nil {
+				recut = time.After(retryTopology)
 			}
 			continue
 		case <-tp.stacker.asked:
@@ -68,7 +75,7 @@ func (tp *topology) followTopology(ctx context.Context, states <-chan store.Stat
 		case <-ctx.Done():
 			return nil
 		}
-		retry = nil
+		retry, recut = nil, nil
 		if !known || local == nil {
 			continue
 		}
@@ -83,14 +90,37 @@ func (tp *topology) followTopology(ctx context.Context, states <-chan store.Stat
 				tp.view.publish(state, err)
 			}
 		}
-		if err != nil {
-			tp.log.Error("state of the network not applied; will try again", "revision", state.Revision, "err", err)
+		if pause := fails.after(err, state.Revision, tp.log); err != nil {
+			retry = time.After(pause)
 		}
-		if err != nil || doubt != nil {
+		if doubt != nil {
 			retry = time.After(retryTopology)
 		}
 		tp.endpoints.undoHalfDone() // whoever hears of the store may reach it again
 	}
+}
+
+// fails is what is known of a state that cannot be applied.
+type fails struct {
+	pause time.Duration // before the last try
+	said  string        // by the log
+}
+
+// after tells the log what has become of a try, if it is news, and gives the pause before the next.
+func (f *fails) after(err error, revision int64, log *slog.Logger) time.Duration {
+	if err == nil {
+		if f.said != "" {
+			log.Info("state of the network is applied", "revision", revision)
+		}
+		*f = fails{}
+		return 0
+	}
+	if err.Error() != f.said {
+		f.said = err.Error()
+		log.Error("state of the network not applied; will try again", "revision", revision, "err", err)
+	}
+	f.pause = max(retryTopology, min(2*f.pause, lastRepair))
+	return f.pause
 }
 
 // follow applies a state. If the store does not have what it must have of this node, it is told,

@@ -1,14 +1,20 @@
 package node
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"os"
+	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netns"
+	"heddle.dev/heddle/internal/policy"
 	"heddle.dev/heddle/internal/store"
 	"heddle.dev/heddle/internal/store/etcd"
 	"heddle.dev/heddle/internal/testutil"
@@ -33,9 +39,9 @@ func (f *flaky) PutEndpoint(ctx context.Context, e model.Endpoint) error {
 
 // topologyOf gives the parts of an agent that has s for its store and a plane that has policy only,
 // and to which routes and stacks of state are applied.
-func topologyOf(h *host, s store.Store, policy *fakeVerdicts, state store.State) *Agent {
+func topologyOf(h *host, s store.Store, verdicts *fakeVerdicts, state store.State) *Agent {
 	h.store = s
-	h.enforcer = newEnforcer(policy, "n1", nil, netip.Prefix{}, h.log)
+	h.enforcer = newEnforcer(verdicts, "n1", nil, netip.Prefix{}, h.log)
 	h.stacker = newStacker("n1", newAway(func() {}), &h.faults, h.log)
 	h.stacker.settled = true
 	a := compose(h)
@@ -66,4 +72,54 @@ func TestForgottenAndBack(t *testing.T) {
 	if s.puts != 2 || s.state.Endpoints.Len() != 1 {
 		t.Errorf("told of endpoints %d times; the store has %v", s.puts, s.state.Endpoints)
 	}
+}
+
+// TestStateThatFails: a state that cannot be applied is tried ever more rarely, and the log has one
+// line of it; another state is tried at once.
+func TestStateThatFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const always = 1 << 30
+		var log bytes.Buffer
+		plane := &fakeVerdicts{failApply: always}
+		h := recordingHost(t.TempDir())
+		h.log = slog.New(slog.NewTextHandler(&log, nil))
+		state := store.State{Nodes: []model.Node{h.ownRecord()}, Policies: []*policy.Policy{{Name: "p"}}}
+		a := topologyOf(h, nil, plane, state)
+		local := prefixes("127.0.0.1/32")
+		a.topology.applied.local = local
+		states, locals := make(chan store.State), make(chan []netip.Prefix)
+		done := make(chan error)
+		go func() { done <- a.topology.followTopology(t.Context(), states, locals) }()
+		states <- state
+		locals <- local
+		tries := func(d time.Duration) int {
+			before := plane.failApply
+			time.Sleep(d)
+			synctest.Wait()
+			return before - plane.failApply
+		}
+		if n := tries(10 * time.Second); n < 3 || n > 5 {
+			t.Errorf("tried %d times in 10 s", n)
+		}
+		if n := tries(10 * time.Minute); n < 18 || n > 22 {
+			t.Errorf("tried %d times in 10 minutes", n)
+		}
+		state.Revision++
+		states <- state
+		if n := tries(10 * time.Second); n < 3 || n > 5 {
+			t.Errorf("another state was tried %d times in 10 s", n)
+		}
+		if lines := strings.Count(log.String(), "\n"); lines != 1 {
+			t.Errorf("%d lines in the log:\n%s", lines, log.String())
+		}
+		plane.failApply = 0
+		time.Sleep(lastRepair)
+		synctest.Wait()
+		if len(plane.changes) != 1 || !strings.Contains(log.String(), "is applied") {
+			t.Errorf("applied %d times at last:\n%s", len(plane.changes), log.String())
+		}
+		close(states)
+		testutil.NoError(t, <-done)
+		h.enforcer.close()
+	})
 }

@@ -25,6 +25,8 @@ const (
 	// FaultKey: other nodes' agents have not said for a minute that they accept the node's next key
 	// of encryption.
 	FaultKey FaultReason = "key_not_changed"
+	// FaultEncryption: the device of encryption is gone, or cannot be read.
+	FaultEncryption FaultReason = "encryption_device"
 	// FaultFirewall: Heddle's nftables table is gone or changed, and could not be written again.
 	FaultFirewall FaultReason = "firewall_not_restored"
 	// FaultRouting: so with the node's routing rules and routes.
@@ -39,7 +41,7 @@ const (
 )
 
 // FaultReasons lists them.
-var FaultReasons = []FaultReason{FaultEndpoint, FaultLimits, FaultLimitsTighter, FaultStack, FaultExport, FaultKey, FaultFirewall, FaultRouting, FaultFirewallFought, FaultRoutingFought, FaultKeptOnce}
+var FaultReasons = []FaultReason{FaultEndpoint, FaultLimits, FaultLimitsTighter, FaultStack, FaultExport, FaultKey, FaultEncryption, FaultFirewall, FaultRouting, FaultFirewallFought, FaultRoutingFought, FaultKeptOnce}
 
 // Fault is something on this node that is not as it should be. The agent tries it again until it
 // is.

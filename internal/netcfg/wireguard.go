@@ -281,6 +281,19 @@ func WireGuardPeers() (map[model.PublicKey]WireGuardState, error) {
 	return out, nil
 }
 
+// ErrNoWireGuard says that the device is not there any more.
+var ErrNoWireGuard = errors.New("the device of encryption was removed")
+
+// FindWireGuard reports, as ErrNoWireGuard, that the device is not there, or has another index than
+// ifindex, and so is another one.
+func FindWireGuard(ifindex int) error {
+	l, err := rtnl.FindLink(netdev.WireGuard)
+	if err == nil && (l == nil || l.Attrs().Index != ifindex) {
+		err = fmt.Errorf("%w: %s", ErrNoWireGuard, netdev.WireGuard)
+	}
+	return err
+}
+
 // RemoveWireGuard deletes the device of an earlier agent, which encrypted.
 func RemoveWireGuard() error {
 	h, err := rtnl.Open()

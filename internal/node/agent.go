@@ -216,7 +216,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		api.NewCollector(a))
 	var wg sync.WaitGroup
-	errs := make(chan error, len(a.planes)+5) // one of each that serves: nobody reads before all have ended
+	errs := make(chan error, len(a.planes)+6) // one of each that serves: nobody reads before all have ended
 	serve := func(what string, f func() error) {
 		wg.Go(func() {
 			defer cancel() // one that ends takes the others along
@@ -231,10 +231,10 @@ func (a *Agent) Run(ctx context.Context) error {
 	wg.Go(func() { a.restorer.compareMaps(ctx) })
 	wg.Go(func() { a.endpoints.followHalfDone(ctx) })
 	wg.Go(func() { a.membership.followMembers(ctx) })
-	wg.Go(func() { a.keepKeys.run(ctx) })
 	wg.Go(func() { a.mender.run(ctx) })
 	wg.Go(func() { a.flows.runExport(ctx) })
 	serve("topology", func() error { return a.topology.followTopology(ctx, states, locals) })
+	serve("encryption", func() error { return a.keepKeys.run(ctx) })
 	serve("trapped calls", func() error { return a.calls.wait(ctx) })
 	for _, p := range a.planes {
 		serve("plane "+p.Name(), func() error { return p.Run(ctx) })

@@ -233,17 +233,21 @@ func (k keepKeys) AcceptedKeys(_ context.Context, node string) (keys api.Accepte
 // errPlain is what a node says that does not encrypt.
 var errPlain = &api.Error{Code: api.CodeUnsupported, Message: "this node does not encrypt", Remedy: "start its agent with --encrypt wireguard"}
 
-// run keeps the keys until ctx ends.
-func (k keepKeys) run(ctx context.Context) {
+// run keeps the keys until ctx ends, or the device has to be made anew.
+func (k keepKeys) run(ctx context.Context) error {
 	if !k.cfg.Encrypts() {
-		return
+		<-ctx.Done()
+		return nil
 	}
 	said, wait := "", keysEvery
 	for {
 		select {
 		case <-ctx.Done():
-			return
+			return nil
 		case <-time.After(wait):
+		}
+		if err := k.keepDevice(netcfg.FindWireGuard(k.devices.UnderlayIfindex), netcfg.CheckWireGuard); err != nil {
+			return err
 		}
 		trying, err := k.step(ctx)
 		if wait = keysEvery; trying {
@@ -257,6 +261,27 @@ func (k keepKeys) run(ctx context.Context) {
 			k.log.Error("key of encryption not as it should be; will try again", "err", err)
 		}
 	}
+}
+
+// deviceLasts is how long an agent has run at least that ends for want of its device: whoever
+// takes it away again and again is not to have the agent started again and again.
+const deviceLasts = time.Minute
+
+// keepDevice is an error if the device is gone, as there says, and can be made. Then the agent
+// ends, for the next one to make it: with it the kernel has removed VXLAN's device, which is on it,
+// and programs and rules are for the device that there was, by its index.
+func (k keepKeys) keepDevice(there error, can func() error) error {
+	if there == nil {
+		k.faults.Clear(api.FaultEncryption, "")
+		return nil
+	}
+	if k.faults.Set(api.FaultEncryption, "", there) {
+		k.log.Error("nothing reaches other nodes, or comes from them", "err", there)
+	}
+	if !errors.Is(there, netcfg.ErrNoWireGuard) || time.Since(k.started) < deviceLasts || can() != nil {
+		return nil
+	}
+	return fmt.Errorf("%w: this agent ends, and the next one makes it; connections within the node go on", there)
 }
 
 // step does what is next: first the kernel has the key that it is to have, then the store; then it
@@ -474,27 +499,24 @@ func (k keepKeys) RotateKey(ctx context.Context) (api.Encryption, error) {
 	if err != nil {
 		return api.Encryption{}, err
 	}
-	status, err := k.encryptionStatus(time.Now())
-	if err != nil {
-		return api.Encryption{}, err
-	}
-	return *status, nil
+	return *k.encryptionStatus(time.Now()), nil
 }
 
 // encryptionStatus says how encryption is; nil: the node does not encrypt, and reaches all others.
-func (h *host) encryptionStatus(now time.Time) (*api.Encryption, error) {
+// That the device cannot be read is a fault: whoever asks wants to know what is wrong.
+func (h *host) encryptionStatus(now time.Time) *api.Encryption {
 	e := &h.encryption
 	var device map[model.PublicKey]netcfg.WireGuardState
 	if h.cfg.Encrypts() {
 		var err error
-		if device, err = netcfg.WireGuardPeers(); err != nil {
-			return nil, err
+		if device, err = netcfg.WireGuardPeers(); err != nil && !h.faults.Has(api.FaultEncryption) {
+			h.faults.Set(api.FaultEncryption, "", err)
 		}
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if !h.cfg.Encrypts() && len(e.unfit) == 0 {
-		return nil, nil
+		return nil
 	}
 	out := &api.Encryption{}
 	if h.cfg.Encrypts() {
@@ -504,7 +526,7 @@ func (h *host) encryptionStatus(now time.Time) (*api.Encryption, error) {
 		}
 	}
 	out.Peers = encryptedPeers(e.peers, e.unfit, device, now)
-	return out, nil
+	return out
 }
 
 // encryptedPeers puts what the agent and the device know of peers together.

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"errors"
 	"io"
 	"log/slog"
 	"net/http"
@@ -85,16 +86,16 @@ func TestAdmit(t *testing.T) {
 	if len(state.Nodes) != 3 || state.Endpoints.Len() != 3 || len(state.Endpoints.Of("n3")) != 1 {
 		t.Errorf("the state itself was changed: %+v", state)
 	}
-	said, err := h.encryptionStatus(time.Now())
-	if err != nil || said == nil || said.Enabled || len(said.Peers) != 1 || said.Peers[0] != (api.EncryptedPeer{Node: "n3", State: api.PeerLeftOut, Reason: model.SelfPlain}) {
-		t.Errorf("status: %+v, %v", said, err)
+	said := h.encryptionStatus(time.Now())
+	if said == nil || said.Enabled || len(said.Peers) != 1 || said.Peers[0] != (api.EncryptedPeer{Node: "n3", State: api.PeerLeftOut, Reason: model.SelfPlain}) {
+		t.Errorf("status: %+v", said)
 	}
 	state.Nodes, state.Endpoints = state.Nodes[:2], endpoints[:2]
 	if got, err = h.admit(state); err != nil || &got.Nodes[0] != &state.Nodes[0] || !got.Endpoints.Same(state.Endpoints) {
 		t.Errorf("nothing to leave out, and another state: %+v, %v", got, err)
 	}
-	if said, err := h.encryptionStatus(time.Now()); said != nil || err != nil {
-		t.Errorf("status where nobody encrypts: %+v, %v", said, err)
+	if said := h.encryptionStatus(time.Now()); said != nil {
+		t.Errorf("status where nobody encrypts: %+v", said)
 	}
 }
 
@@ -141,5 +142,36 @@ func TestAnswered(t *testing.T) {
 		if got := answered(resp, next); got != c.want {
 			t.Errorf("%s: %v, want %v", what, got, c.want)
 		}
+	}
+}
+
+// TestDeviceGone: a device that was removed is a fault, and no reason for a status to fail. The agent
+// ends for the next one to make it, but not if that cannot, nor again and again.
+func TestDeviceGone(t *testing.T) {
+	k := keepKeys{host: &host{log: slog.New(slog.DiscardHandler), started: time.Now().Add(-deviceLasts)}}
+	k.cfg.EncryptPrefix = netip.MustParsePrefix("100.72.0.0/16")
+	if said := k.encryptionStatus(time.Now()); said == nil || !said.Enabled || !k.faults.Has(api.FaultEncryption) { // there is none here
+		t.Errorf("status without the device: %+v, faults %+v", said, k.faults.List())
+	}
+	yes, no := func() error { return nil }, func() error { return errors.New("no module") }
+	if err := k.keepDevice(nil, no); err != nil || k.faults.Has(api.FaultEncryption) {
+		t.Errorf("there: %v, faults %+v", err, k.faults.List())
+	}
+	gone := netcfg.FindWireGuard(1)
+	if !errors.Is(gone, netcfg.ErrNoWireGuard) {
+		t.Fatalf("not there: %v", gone)
+	}
+	if err := k.keepDevice(errors.New("not read"), yes); err != nil || !k.faults.Has(api.FaultEncryption) {
+		t.Errorf("not read: %v, faults %+v", err, k.faults.List())
+	}
+	if err := k.keepDevice(gone, no); err != nil {
+		t.Errorf("cannot be made: %v", err)
+	}
+	if err := k.keepDevice(gone, yes); !errors.Is(err, netcfg.ErrNoWireGuard) {
+		t.Errorf("can be made: %v", err)
+	}
+	k.started = time.Now()
+	if err := k.keepDevice(gone, yes); err != nil {
+		t.Errorf("soon after the start: %v", err)
 	}
 }

@@ -60,7 +60,7 @@ type Agent struct {
 // compose makes the parts of an agent.
 func compose(h *host) *Agent {
 	at := &attachments{host: h, adopted: make(map[model.EndpointID]adopted)}
-	es := &endpoints{host: h, attachments: at, change: newTurn(), halfDone: make(map[string]halfDone)}
+	es := &endpoints{host: h, attachments: at, halfDone: make(map[string]halfDone)}
 	li, mg, ms, rc := &limiter{h, es}, &migration{h, es}, &membership{host: h}, &recovery{h, es}
 	tp := &topology{host: h, endpoints: es, limiter: li, membership: ms, migration: mg, recovery: rc, damaged: make(chan struct{}, 1)}
 	fl, ps, pe := newFlows(h), &policies{h}, &peers{host: h}

@@ -2,23 +2,30 @@ package node
 
 import (
 	"context"
+	"sync"
 
 	"heddle.dev/heddle/internal/api"
 )
 
 // turn is a lock that whoever waits for it can give up. Those who wait get it in the order in which
-// they came.
-type turn chan struct{}
+// they came. The zero value is free.
+type turn struct {
+	once sync.Once
+	held chan struct{} // has an element while it is
+}
 
-func newTurn() turn { return make(turn, 1) }
+func (t *turn) state() chan struct{} {
+	t.once.Do(func() { t.held = make(chan struct{}, 1) })
+	return t.held
+}
 
-func (t turn) Lock() { t <- struct{}{} }
+func (t *turn) Lock() { t.state() <- struct{}{} }
 
-func (t turn) Unlock() { <-t }
+func (t *turn) Unlock() { <-t.state() }
 
-func (t turn) TryLock() bool {
+func (t *turn) TryLock() bool {
 	select {
-	case t <- struct{}{}:
+	case t.state() <- struct{}{}:
 		return true
 	default:
 		return false
@@ -26,10 +33,10 @@ func (t turn) TryLock() bool {
 }
 
 // lockFor is Lock for a caller who has gone when ctx ends: nothing is to be made for it then.
-func (t turn) lockFor(ctx context.Context) error {
+func (t *turn) lockFor(ctx context.Context) error {
 	if ctx.Err() == nil {
 		select {
-		case t <- struct{}{}:
+		case t.state() <- struct{}{}:
 			return nil
 		case <-ctx.Done():
 		}

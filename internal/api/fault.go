@@ -38,10 +38,12 @@ const (
 	// FaultKeptOnce: the service manager's store of descriptors has no room for listeners of more
 	// processes in containers. The fd keeper alone has them.
 	FaultKeptOnce FaultReason = "listeners_kept_once"
+	// FaultNotResumed: the fd keeper does not give what an earlier agent left with it.
+	FaultNotResumed FaultReason = "listeners_not_resumed"
 )
 
 // FaultReasons lists them.
-var FaultReasons = []FaultReason{FaultEndpoint, FaultLimits, FaultLimitsTighter, FaultStack, FaultExport, FaultKey, FaultEncryption, FaultFirewall, FaultRouting, FaultFirewallFought, FaultRoutingFought, FaultKeptOnce}
+var FaultReasons = []FaultReason{FaultEndpoint, FaultLimits, FaultLimitsTighter, FaultStack, FaultExport, FaultKey, FaultEncryption, FaultFirewall, FaultRouting, FaultFirewallFought, FaultRoutingFought, FaultKeptOnce, FaultNotResumed}
 
 // Fault is something on this node that is not as it should be. The agent tries it again until it
 // is.

@@ -147,6 +147,11 @@ func (c *Client) do(r request, fds ...int) (all []Kept, err error) {
 		return nil, err
 	}
 	defer conn.Close()
+	return exchange(conn, r, fds...)
+}
+
+// exchange is do by a connection.
+func exchange(conn *net.UnixConn, r request, fds ...int) (all []Kept, err error) {
 	defer func() {
 		if err != nil {
 			for _, p := range all {
@@ -159,6 +164,10 @@ func (c *Client) do(r request, fds ...int) (all []Kept, err error) {
 		return nil, err
 	}
 	for {
+		// Each message has its time: there may be thousands.
+		if err := conn.SetDeadline(time.Now().Add(exchangeTimeout)); err != nil {
+			return all, err
+		}
 		msg, got, err := receive(conn)
 		if err != nil {
 			return all, err

@@ -199,6 +199,8 @@ func (h *keeper) sendAll(c *net.UnixConn, prefix string) error {
 		if fds == nil {
 			continue // gone since
 		}
+		// Each message has its time, and the last one that follows them.
+		_ = c.SetDeadline(time.Now().Add(exchangeTimeout)) // fails on a closed connection; so will send
 		err = send(c, reply{Key: key, Meta: meta}, fds...)
 		closeAll(fds)
 		if err != nil {

@@ -373,3 +373,88 @@ func FuzzParseRequest(f *testing.F) {
 		}
 	})
 }
+
+// connected gives the ends of a connection.
+func connected(t *testing.T) (ours, theirs *net.UnixConn) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "s")
+	ln, err := net.Listen("unixpacket", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	a, err := net.Dial("unixpacket", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := ln.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { a.Close(); b.Close() })
+	return a.(*net.UnixConn), b.(*net.UnixConn)
+}
+
+// Each message of a transfer has its time, at both ends.
+func TestLongTransfer(t *testing.T) {
+	before := exchangeTimeout
+	exchangeTimeout = 400 * time.Millisecond
+	t.Cleanup(func() { exchangeTimeout = before })
+	const entries, pause = 4, 250 * time.Millisecond
+	fd, _ := pipe(t)
+	fds := []int{fd, page(t, "")}
+
+	t.Run("client", func(t *testing.T) {
+		ours, theirs := connected(t)
+		go func() {
+			defer theirs.Close()
+			_, _, _ = receive(theirs)
+			for i := range entries {
+				time.Sleep(pause)
+				_ = send(theirs, reply{Key: strconv.Itoa(i)}, fds...)
+			}
+			_ = send(theirs, reply{Last: true})
+		}()
+		_ = ours.SetDeadline(time.Now().Add(exchangeTimeout)) // as dial
+		all, err := exchange(ours, request{Op: opTake})
+		if err != nil || len(all) != entries {
+			t.Errorf("%d entries, %v", len(all), err)
+		}
+		for _, p := range all {
+			closeAll([]int{p.FD, p.Page})
+		}
+	})
+	t.Run("keeper", func(t *testing.T) {
+		c, _ := run(t)
+		// More than the socket's buffer holds, so that the keeper waits for who reads.
+		const many = 100
+		for i := range many {
+			if err := c.Put(strconv.Itoa(i), bytes.Repeat([]byte{'m'}, MaxMetaBytes), fds[0], fds[1]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		conn, err := c.dial()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if err := send(conn, request{Op: opTake, Look: true}); err != nil {
+			t.Fatal(err)
+		}
+		got := 0
+		for ; ; got++ {
+			if got < 60 {
+				time.Sleep(20 * time.Millisecond)
+			}
+			_ = conn.SetDeadline(time.Now().Add(time.Minute))
+			msg, in, err := receive(conn)
+			closeAll(in)
+			if err != nil || bytes.Contains(msg, []byte(`"last":true`)) {
+				break
+			}
+		}
+		if got != many {
+			t.Errorf("%d entries, want %d", got, many)
+		}
+	})
+}

@@ -26,7 +26,7 @@ const (
 	fdsPerEntry     = 2        // the listener and its call page
 )
 
-// exchangeTimeout bounds one exchange of a client and a keeper.
+// exchangeTimeout bounds one exchange of a client and a keeper; of a Take, each message.
 var exchangeTimeout = patience.For(5 * time.Second)
 
 // The operations a request can ask for.

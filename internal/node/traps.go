@@ -17,7 +17,7 @@ func (a *Agent) listenForCalls() error {
 	cfg := trap.Config{
 		SocketPath: a.cfg.SeccompSocket, Log: a.log,
 		Resolve: a.attachments.resolve, EndpointIn: a.docker.endpointIn, NetnsOf: a.known.netnsOf,
-		Away: a.away.call,
+		Away: a.away.call, Resuming: a.resuming,
 	}
 	if exe := a.cfg.KeeperExe; exe != "" {
 		socket := filepath.Join(a.cfg.StateDir, "holder.sock")
@@ -87,4 +87,14 @@ func (a *Agent) keptOnce(alone int) {
 		a.log.Warn("the service manager's store of descriptors is full: listeners are kept by the fd keeper alone from now on. Should it be killed together with the agent, "+
 			"socket() of their processes fails (ENOSYS): have fewer containers on this node", "reason", api.FaultKeptOnce, "room", fdkeep.MaxStored)
 	}
+}
+
+// resuming is told what keeps the fd keeper from giving the listeners of an earlier agent; nil: it
+// has given them.
+func (a *Agent) resuming(err error) {
+	if err == nil {
+		a.faults.Clear(api.FaultNotResumed, "")
+		return
+	}
+	a.faults.Set(api.FaultNotResumed, "", fmt.Errorf("socket() of containers that ran before this agent waits, or makes sockets of the containers' own network namespaces: %w", err))
 }

@@ -15,18 +15,23 @@ func (s *Server) serveKept() {
 	if s.cfg.Keeper == nil {
 		return
 	}
-	hold, done, err := s.cfg.Keeper.Serve()
-	switch {
+	switch err := s.tryServeKept(); {
 	case errors.Is(err, fdkeep.ErrNotServed):
 		s.log.Warn("calls wait while no agent runs; end the fd keeper, and this agent starts one that has them continue", "err", err)
-		return
 	case err != nil:
 		s.log.Error("calls wait should this agent end; see that the fd keeper runs", "err", err)
-		return
+	}
+}
+
+func (s *Server) tryServeKept() error {
+	hold, done, err := s.cfg.Keeper.Serve()
+	if err != nil {
+		return err
 	}
 	s.why.noAgent.count.Store(done.Continued)
 	s.why.noAnswer.count.Store(done.Questions)
 	s.hold(hold)
+	return nil
 }
 
 // leaveKept says that calls are not this server's any more.
@@ -48,8 +53,12 @@ func (s *Server) setQuestions(l *Listener) {
 	if l.page == nil {
 		return
 	}
+	handlers := s.handlers
+	if s.lent {
+		handlers = nil // as in setAway
+	}
 	var kinds []uint64
-	for _, h := range s.handlers {
+	for _, h := range handlers {
 		if h, ok := h.Handler.(AskedHandler); ok {
 			if kind, asks := h.Asked(l); asks {
 				kinds = append(kinds, kind)
@@ -64,7 +73,9 @@ func (s *Server) setAway(l *Listener) {
 	if l.page == nil {
 		return
 	}
-	if ep := l.ep.Load(); ep != nil && !ep.Removed() && s.cfg.Away != nil {
+	// While the keeper settles the calls of others, it must not receive those of l: they are this
+	// server's.
+	if ep := l.ep.Load(); ep != nil && !ep.Removed() && s.cfg.Away != nil && !s.lent {
 		if nr, ok := s.cfg.Away(l, ep.ID); ok {
 			l.page.SetAway(nr, NativeArch)
 			return

@@ -5,9 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -44,6 +42,11 @@ func (s *Server) prepareKeep(l *Listener) {
 		return
 	}
 	l.pageFD, l.key = page, keepKey(l.state)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.own != nil {
+		s.own[l.key] = true
+	}
 }
 
 // keep gives the keeper duplicates of l and its page.
@@ -142,59 +145,4 @@ func (s *Server) release(l *Listener) {
 	if err := s.cfg.Keeper.Drop(l.key); err != nil {
 		s.log.Warn("listener stays kept until its filter has gone", "container", l.state.State.ID, "err", err)
 	}
-}
-
-// resume serves the listeners an earlier agent kept.
-func (s *Server) resume() {
-	if s.cfg.Keeper == nil {
-		return
-	}
-	kept, err := s.cfg.Keeper.Take("")
-	if err != nil {
-		s.why.resume.Add()
-		s.log.Error("fd keeper does not answer: running containers are not served, their calls wait; start it and restart the agent", "err", err)
-		return
-	}
-	count := 0
-	for _, p := range kept {
-		if p.Key == handoffKey || strings.HasPrefix(p.Key, OthersKey) {
-			closeFD(p.FD)
-			closeFD(p.Page)
-			continue
-		}
-		count++
-		l, err := s.unpack(p)
-		if err != nil {
-			s.why.resume.Add()
-			s.log.Error("kept listener not resumed", "key", p.Key, "err", err)
-			continue
-		}
-		if n := l.page.TakeContinued(); n > 0 {
-			s.log.Warn("a container made sockets while no agent ran: they are its own stack's until they are closed",
-				"reason", s.why.noAgent.Name, "sockets", n, "container", l.state.State.ID, "metadata", l.state.Metadata)
-		}
-		s.serveListener(l)
-	}
-	if count > 0 {
-		s.log.Info("resumed kept listeners", "count", count)
-	}
-}
-
-// unpack makes a listener of what the keeper kept. It takes over the descriptors.
-func (s *Server) unpack(p fdkeep.Kept) (l *Listener, err error) {
-	defer func() {
-		if err != nil {
-			closeFD(p.FD)
-			closeFD(p.Page)
-		}
-	}()
-	l = newListener(s, p.FD, specs.ContainerProcessState{})
-	l.pageFD, l.key = p.Page, p.Key
-	if err := json.Unmarshal(p.Meta, &l.state); err != nil {
-		return nil, fmt.Errorf("metadata: %w", err)
-	}
-	if !isNotifyFD(p.FD) {
-		return nil, errors.New("not a seccomp listener")
-	}
-	return l, l.mapInflight(p.Page)
 }

@@ -75,6 +75,9 @@ type Config struct {
 	Keeper Keeper
 	// StartKeeper starts the keeper, unless it runs. Nil means that its end is not looked for.
 	StartKeeper func() error
+	// Resuming is told of every try to take what an earlier agent kept that fails, and nil once one
+	// succeeds after that. Nil means that nobody asks.
+	Resuming func(error)
 	// MaxListeners bounds the listeners served at a time; each takes two descriptors. One that
 	// comes above it is refused, and its container gets ENOSYS. 0 means DefaultMaxListeners.
 	MaxListeners int
@@ -116,6 +119,10 @@ type Server struct {
 	endpoints map[model.EndpointID]*Endpoint
 	listeners map[*Listener]struct{}
 	held      io.Closer // what tells the keeper that calls are this server's; nil: nothing
+	// own are the keys of this server's listeners while those of an earlier agent are missing: nil
+	// otherwise. lent says that the keeper settles the calls of the missing ones meanwhile.
+	own  map[string]bool
+	lent bool
 }
 
 // New gives a server without handlers, which Handle registers. Listen makes it ready, Serve runs
@@ -167,6 +174,9 @@ func (c *Config) setDefaults() error {
 	case c.EndpointIn == nil:
 		c.EndpointIn = func(uint64) (model.EndpointID, bool) { return 0, false }
 	}
+	if c.Resuming == nil {
+		c.Resuming = func(error) {}
+	}
 	if c.Log == nil {
 		c.Log = slog.Default()
 	}
@@ -188,7 +198,12 @@ func (s *Server) Serve(ctx context.Context) error {
 		}
 	}
 	s.serveKept() // before the first call is received
-	s.resume()
+	if err := s.resume(); err != nil {
+		s.missing(err)
+		if !s.start(func() { s.resumeLater(err) }) {
+			return nil
+		}
+	}
 	if s.cfg.Keeper != nil {
 		s.keepSocket()
 	}

@@ -140,6 +140,7 @@ type agentConfig struct {
 	Log                                    *slog.Logger
 	Keeper                                 trap.Keeper
 	StartKeeper                            func() error
+	Resuming                               func(error)
 	ListenElsewhere                        func(*os.File) error
 	ReadyPerFamily, MaxReady, MaxListeners int
 	others                                 []trap.Handler
@@ -191,7 +192,7 @@ func listen(c agentConfig) (a *testAgent, err error) {
 	if err := a.Listen(trap.Config{
 		Away:       away,
 		SocketPath: c.SocketPath, Resolve: c.Resolve, EndpointIn: c.EndpointIn,
-		NetnsOf: c.NetnsOf, Log: c.Log, Keeper: c.Keeper, StartKeeper: c.StartKeeper, MaxListeners: c.MaxListeners,
+		NetnsOf: c.NetnsOf, Log: c.Log, Keeper: c.Keeper, StartKeeper: c.StartKeeper, Resuming: c.Resuming, MaxListeners: c.MaxListeners,
 	}); err != nil {
 		a.Close()
 		return nil, err

@@ -1,0 +1,156 @@
+package trap
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"heddle.dev/heddle/internal/fdkeep"
+)
+
+// What an earlier agent kept is taken at the start. A keeper that does not give it is asked again,
+// after pauses that double from firstResumePause to lastResumePause.
+const (
+	firstResumePause = 100 * time.Millisecond
+	lastResumePause  = 30 * time.Second
+	// triesBeforeLending is how often it is asked before it is to settle the calls that wait.
+	triesBeforeLending = 5
+)
+
+// resume serves the listeners an earlier agent kept. It fails if the keeper does not give them, and
+// may be called again then.
+func (s *Server) resume() error {
+	if s.cfg.Keeper == nil {
+		return nil
+	}
+	kept, err := s.cfg.Keeper.Take("")
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	own := s.own
+	s.own = nil // what is kept from here on is not among kept
+	s.mu.Unlock()
+	count := 0
+	for _, p := range kept {
+		if p.Key == handoffKey || strings.HasPrefix(p.Key, OthersKey) || own[p.Key] {
+			closeFD(p.FD)
+			closeFD(p.Page)
+			continue
+		}
+		count++
+		l, err := s.unpack(p)
+		if err != nil {
+			s.why.resume.Add()
+			s.log.Error("kept listener not resumed", "key", p.Key, "err", err)
+			continue
+		}
+		if n := l.page.TakeContinued(); n > 0 {
+			s.log.Warn("a container made sockets while no agent ran: they are its own stack's until they are closed",
+				"reason", s.why.noAgent.Name, "sockets", n, "container", l.state.State.ID, "metadata", l.state.Metadata)
+		}
+		s.serveListener(l)
+	}
+	if count > 0 {
+		s.log.Info("resumed kept listeners", "count", count)
+	}
+	return nil
+}
+
+// missing notes that the listeners of an earlier agent are not served.
+func (s *Server) missing(err error) {
+	s.mu.Lock()
+	s.own = map[string]bool{} // before the first hand-off
+	s.mu.Unlock()
+	s.why.resume.Add()
+	s.log.Error("fd keeper does not give its listeners: running containers are not served, their calls wait; it is asked again", "err", err)
+}
+
+// resumeLater asks the keeper again until it gives what an earlier agent kept. What waits for that
+// goes on without this server after a few tries, if it may.
+func (s *Server) resumeLater(err error) {
+	for tries, pause := 1, firstResumePause; ; tries, pause = tries+1, min(2*pause, lastResumePause) {
+		s.cfg.Resuming(err)
+		if tries >= triesBeforeLending {
+			s.lend()
+		}
+		if s.pause(pause); s.ctx.Err() != nil {
+			return
+		}
+		if err = s.resumeAgain(); err == nil {
+			s.log.Info("fd keeper has given its listeners")
+			s.cfg.Resuming(nil)
+			return
+		}
+	}
+}
+
+// resumeAgain is resume for calls that the keeper may be settling: it ends that before.
+func (s *Server) resumeAgain() error {
+	s.mu.Lock()
+	lent := s.lent
+	s.mu.Unlock()
+	if lent {
+		if err := s.tryServeKept(); err != nil && !errors.Is(err, fdkeep.ErrNotServed) {
+			return err
+		}
+	}
+	if err := s.resume(); err != nil {
+		return err
+	}
+	s.setLent(false)
+	return nil
+}
+
+// lend has the keeper settle the calls that wait for listeners it does not give: as while no agent
+// runs, those continue that Config.Away names. Listeners of this server are spared.
+func (s *Server) lend() {
+	s.mu.Lock()
+	lent, held := s.lent, s.held != nil
+	s.mu.Unlock()
+	if !held {
+		return // it settles them already, or cannot
+	}
+	s.setLent(true)
+	s.leaveKept()
+	if !lent {
+		s.log.Warn("fd keeper still does not give its listeners: it has calls of running containers continue in their own network namespaces, if they may",
+			"reason", s.why.noAgent.Name)
+	}
+}
+
+func (s *Server) setLent(lent bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.lent == lent {
+		return
+	}
+	s.lent = lent
+	for l := range s.listeners {
+		s.setQuestions(l)
+		s.setAway(l)
+	}
+}
+
+// unpack makes a listener of what the keeper kept. It takes over the descriptors.
+func (s *Server) unpack(p fdkeep.Kept) (l *Listener, err error) {
+	defer func() {
+		if err != nil {
+			closeFD(p.FD)
+			closeFD(p.Page)
+		}
+	}()
+	l = newListener(s, p.FD, specs.ContainerProcessState{})
+	l.pageFD, l.key = p.Page, p.Key
+	if err := json.Unmarshal(p.Meta, &l.state); err != nil {
+		return nil, fmt.Errorf("metadata: %w", err)
+	}
+	if !isNotifyFD(p.FD) {
+		return nil, errors.New("not a seccomp listener")
+	}
+	return l, l.mapInflight(p.Page)
+}

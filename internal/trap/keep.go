@@ -17,6 +17,11 @@ import (
 const (
 	// keeperPause is how long a keeper that does not start waits for another try.
 	keeperPause = time.Second
+	// A keeper that ends within keeperWellFor of its start has the next one wait, from
+	// firstKeeperPause to lastKeeperPause.
+	keeperWellFor    = 5 * time.Second
+	firstKeeperPause = 100 * time.Millisecond
+	lastKeeperPause  = 30 * time.Second
 	// maxWatchFailures is how often in a row a keeper may answer and yet not be watched: one of an
 	// older version cannot.
 	maxWatchFailures = 5
@@ -84,17 +89,26 @@ func (s *Server) notKept(l *Listener, err error) {
 // watchKeeper waits for the keeper's end. Then it has it started anew and keeps every listener
 // again: until then the end of this agent would be the end of their calls.
 func (s *Server) watchKeeper(ctx context.Context) {
+	pause := firstKeeperPause
 	for failed := 0; ; {
+		began := time.Now()
 		err := s.cfg.Keeper.Watch(ctx)
 		if ctx.Err() != nil {
 			return
 		}
 		if err == nil {
 			failed = 0
-			s.log.Warn("fd keeper has ended; starting another")
+			s.log.Warn("fd keeper has ended; starting another", "after", time.Since(began))
 		} else if failed++; failed == maxWatchFailures {
 			s.log.Error("fd keeper cannot be watched, so its end would not be noticed: end it, then restart the agent", "err", err)
 			return
+		}
+		if time.Since(began) >= keeperWellFor {
+			pause = firstKeeperPause
+		} else if s.pause(pause); ctx.Err() != nil {
+			return
+		} else {
+			pause = min(2*pause, lastKeeperPause)
 		}
 		for {
 			if err = s.cfg.StartKeeper(); err == nil {

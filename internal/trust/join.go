@@ -121,7 +121,8 @@ type ClientFiles struct {
 	Cert, Key string // --store-cert and --store-key: what the node shows; both or neither
 }
 
-// TLS gives the settings of a client, nil without any file. An error names the flag and the remedy.
+// TLS gives the settings of a client, nil without any file. The pair is read anew for each
+// connection: it may be renewed. An error names the flag and the remedy.
 func (f ClientFiles) TLS() (*tls.Config, error) {
 	if f == (ClientFiles{}) {
 		return nil, nil
@@ -143,6 +144,15 @@ func (f ClientFiles) TLS() (*tls.Config, error) {
 	if f.Cert == "" {
 		return cfg, nil
 	}
+	if _, err := f.pair(); err != nil {
+		return nil, err
+	}
+	cfg.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return f.pair() }
+	return cfg, nil
+}
+
+// pair reads what the node shows.
+func (f ClientFiles) pair() (*tls.Certificate, error) {
 	cert, err := readFile(f.Cert)
 	if err != nil {
 		return nil, fmt.Errorf("--store-cert: %w; give the PEM file of the certificate that the store asks of its clients", err)
@@ -156,10 +166,9 @@ func (f ClientFiles) TLS() (*tls.Config, error) {
 		return nil, fmt.Errorf("--store-cert %s, --store-key %s: %w", f.Cert, f.Key, err)
 	}
 	if time.Now().After(pair.Leaf.NotAfter) {
-		return nil, fmt.Errorf("--store-cert %s: expired at %s; get a new one", f.Cert, pair.Leaf.NotAfter.Format(time.DateOnly))
+		return nil, fmt.Errorf("--store-cert %s: expired at %s; put a new one there", f.Cert, pair.Leaf.NotAfter.Format(time.DateOnly))
 	}
-	cfg.Certificates = []tls.Certificate{pair}
-	return cfg, nil
+	return &pair, nil
 }
 
 // ReadPassword reads the file of --store-password-file: one line.

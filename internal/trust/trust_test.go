@@ -175,7 +175,7 @@ func TestClientFiles(t *testing.T) {
 		t.Errorf("without files: %v, %v", cfg, err)
 	}
 	cfg, err := ClientFiles{CA: files.CA, Cert: files.CertAndKey, Key: files.CertAndKey}.TLS()
-	if err != nil || len(cfg.Certificates) != 1 || cfg.RootCAs == nil {
+	if err != nil || cfg.GetClientCertificate == nil || cfg.RootCAs == nil {
 		t.Errorf("with all: %v, %v", cfg, err)
 	}
 	for _, c := range []struct {

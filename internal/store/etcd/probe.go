@@ -92,7 +92,7 @@ func explainTLS(err error) string {
 	case err == nil:
 		return ""
 	case errors.As(err, &unknown):
-		return "its certificate is signed by an authority that is not trusted here: copy the network's join file anew (--join-file), or give its authority by --store-ca"
+		return "its certificate is signed by an authority that is not trusted here: copy the network's join file anew (--join-file), or give its authority by --store-ca, and restart the agent"
 	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
 		return "its certificate has expired, or the clock here is wrong (" + err.Error() + "): restart the first node's agent, or renew the certificate of your etcd"
 	case errors.As(err, &name):
@@ -100,9 +100,9 @@ func explainTLS(err error) string {
 	case errors.As(err, &record), errors.Is(err, io.EOF):
 		return "it does not speak TLS: give http:// if it is an etcd without it"
 	case isAlert(err) && strings.Contains(err.Error(), "expired certificate"):
-		return "it says that this node's certificate has expired, or its clock is wrong (" + err.Error() + "): set the clock of the store's node, or copy the network's join file anew (--join-file)"
+		return "it says that this node's certificate has expired, or its clock is wrong (" + err.Error() + "): set the clock of the store's node, put a new certificate where --store-cert and --store-key say, or copy the network's join file anew (--join-file) and restart the agent"
 	case isAlert(err):
-		return "it refuses this node's certificate (" + err.Error() + "): copy the network's join file anew (--join-file), or give --store-cert and --store-key that it accepts"
+		return "it refuses this node's certificate (" + err.Error() + "): put a pair that it accepts where --store-cert and --store-key say, or copy the network's join file anew (--join-file) and restart the agent"
 	}
 	return err.Error()
 }

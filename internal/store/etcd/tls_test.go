@@ -3,8 +3,10 @@ package etcd
 import (
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -147,6 +149,47 @@ func TestClocksDiffer(t *testing.T) {
 		if _, err := Connect(t.Context(), []string{c.endpoint}, testNetwork, WithTLS(c.cfg), WithTimeout(2*time.Second)); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", name, err, c.want)
 		}
+	}
+}
+
+// TestRenewedPair: a pair that is renewed on the disk is what the next connection shows, without a
+// restart.
+func TestRenewedPair(t *testing.T) {
+	t.Parallel()
+	a, cfg := secure(t)
+	_, other := secure(t)
+	files := trust.ClientFiles{CA: cfg.TLS.CA, Cert: filepath.Join(t.TempDir(), "node.pem"), Key: filepath.Join(t.TempDir(), "node-key.pem")}
+	renew := func(from string) {
+		for _, path := range []string{files.Cert, files.Key} {
+			raw, err := os.ReadFile(from)
+			testutil.NoError(t, err)
+			testutil.NoError(t, os.WriteFile(path, raw, 0o600))
+		}
+	}
+	renew(cfg.TLS.CertAndKey)
+	settings, err := files.TLS()
+	testutil.NoError(t, err)
+	cfg.Dir, cfg.ClientURL = t.TempDir(), fmt.Sprintf("https://127.0.0.1:%d", freePort(t))
+	s := embedded(t, cfg, WithTLS(joinTLS(t, a)))
+	initNetwork(t, s, store.Network{})
+	c := connect(t, s, WithTLS(settings), WithTimeout(4*time.Second))
+	closeStore(t, s)
+
+	// From now on only the new pair is accepted.
+	cfg.TLS.CA = other.TLS.CA
+	renewed, err := trust.ClientFiles{CA: files.CA, Cert: other.TLS.CertAndKey, Key: other.TLS.CertAndKey}.TLS()
+	testutil.NoError(t, err)
+	embedded(t, cfg, WithTLS(renewed))
+	if _, err := c.Network(t.Context()); err == nil || !strings.Contains(err.Error(), "where --store-cert and --store-key say") {
+		t.Errorf("with the old pair: %v", err)
+	}
+	testutil.NoError(t, os.Remove(files.Key))
+	if _, err := c.Network(t.Context()); err == nil || !strings.Contains(err.Error(), "--store-key") {
+		t.Errorf("without a key: %v", err)
+	}
+	renew(other.TLS.CertAndKey)
+	if _, err := c.Network(t.Context()); err != nil {
+		t.Errorf("with the new pair: %v", err)
 	}
 }
 

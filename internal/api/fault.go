@@ -11,6 +11,9 @@ const (
 	// FaultEndpoint: an endpoint of an earlier agent could not be taken over. Its container keeps
 	// what it had, if its device was there, or has no network.
 	FaultEndpoint FaultReason = "endpoint_not_restored"
+	// FaultAddrs: the store does not take an endpoint's addresses of the families that its node has
+	// now.
+	FaultAddrs FaultReason = "addresses_not_stored"
 	// FaultLimits: limits could not be taken over. Those in force before stay; where parts of them
 	// are gone, the packets of limited endpoints are dropped.
 	FaultLimits FaultReason = "limits_not_restored"
@@ -43,7 +46,7 @@ const (
 )
 
 // FaultReasons lists them.
-var FaultReasons = []FaultReason{FaultEndpoint, FaultLimits, FaultLimitsTighter, FaultStack, FaultExport, FaultKey, FaultEncryption, FaultFirewall, FaultRouting, FaultFirewallFought, FaultRoutingFought, FaultKeptOnce, FaultNotResumed}
+var FaultReasons = []FaultReason{FaultEndpoint, FaultLimits, FaultLimitsTighter, FaultStack, FaultExport, FaultKey, FaultEncryption, FaultFirewall, FaultRouting, FaultFirewallFought, FaultRoutingFought, FaultKeptOnce, FaultNotResumed, FaultAddrs}
 
 // Fault is something on this node that is not as it should be. The agent tries it again until it
 // is.

@@ -33,6 +33,7 @@ type restorer struct {
 	migration   *migration
 	topology    *topology
 	left        []model.Endpoint // for finish
+	untold      []model.Endpoint // that have other addresses than the store has for them
 }
 
 // restore takes over the endpoints that the store has for this node, an earlier agent's, and those
@@ -60,11 +61,10 @@ func (rs *restorer) restore(ctx context.Context) error {
 		rs.log.Error("peers of encryption not set; will try again", "err", err)
 	}
 	for i, e := range mine {
-		if mine[i], err = rs.refamily(ctx, e); err != nil {
-			return err
-		}
+		mine[i] = rs.refamily(e)
 		rs.enforcer.know(mine[i])
 	}
+	rs.tellAddrs(ctx)
 	if err := rs.enforcer.follow(state, local); err != nil {
 		// An earlier agent's tables are in force, and no new endpoint will be attached.
 		rs.log.Error("policy not applied; will try again", "err", err)
@@ -161,23 +161,6 @@ func (rs *restorer) deleteNoted(mine []model.Endpoint) (others []model.Endpoint)
 	return others
 }
 
-// refamily gives an endpoint of an earlier agent the addresses of the families that the node has
-// now, and tells the store if they are others.
-func (rs *restorer) refamily(ctx context.Context, e model.Endpoint) (model.Endpoint, error) {
-	addrs := model.OverlayAddrs(rs.prefix6, e.Addr4())
-	if slices.Equal(addrs, e.Addrs) {
-		return e, nil
-	}
-	e.Addrs = addrs
-	ctx, cancel := context.WithTimeout(ctx, storeAnswers)
-	defer cancel()
-	if err := rs.store.PutEndpoint(ctx, e); err != nil {
-		return e, fmt.Errorf("endpoint %s: change addresses to %s: %w", e.Name, addrs, err)
-	}
-	rs.log.Info("endpoint has other addresses", "endpoint", e.Name, "addrs", addrs)
-	return e, nil
-}
-
 // restoreLeases makes the leases of a node that has endpoints. An id is given out only when no
 // socket carries it any more: the hooks would take such a socket for the new endpoint's.
 func (rs *restorer) restoreLeases(mine []model.Endpoint, moves []model.Move) (*endpoint.Leases, error) {
@@ -251,14 +234,14 @@ func (rs *restorer) repair(ctx context.Context) {
 	for pause := firstRepair; len(rs.faults.List()) > 0; pause = min(2*pause, lastRepair) {
 		select {
 		case <-time.After(pause):
-			rs.repairOnce()
+			rs.repairOnce(ctx)
 		case <-ctx.Done():
 			return
 		}
 	}
 }
 
-func (rs *restorer) repairOnce() {
+func (rs *restorer) repairOnce(ctx context.Context) {
 	rs.endpoints.change.Lock()
 	defer rs.endpoints.change.Unlock()
 	for _, f := range rs.faults.List() {
@@ -274,6 +257,7 @@ func (rs *restorer) repairOnce() {
 	if rs.faults.Has(api.FaultLimits) || rs.faults.Has(api.FaultLimitsTighter) {
 		_ = rs.planes.RestoreLimits(rs.endpoints.limited(model.Endpoint{}))
 	}
+	rs.retell(ctx)
 }
 
 // keepEndpoints removes what the planes have of endpoints that are not in keep. The caller holds

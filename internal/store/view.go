@@ -274,18 +274,18 @@ func (v *View) refreshEndpoints() {
 		excluded := make(map[string]string)
 		exclude := v.excluder(excluded, v.excludedOn[name])
 		all := slices.SortedFunc(maps.Values(v.endpoints[name]), func(a, b model.Endpoint) int { return cmp.Compare(a.ID, b.ID) })
-		owner := make(map[netip.Addr]model.EndpointID, len(all))
+		held := holders{make(map[netip.Addr]model.EndpointID, len(all)), make(map[string]model.EndpointID, len(all))}
 		delete(v.adoptedOn, name)
 		accepted := all[:0]
 		for _, e := range all {
 			if e.Adopted != nil {
 				v.adoptedOn[name] = true
 			}
-			if why := v.refuseEndpoint(e, owner); why != "" {
+			if why := v.refuseEndpoint(e, held); why != "" {
 				exclude(v.keys.Endpoint(e.Node, e.ID), why)
 				continue
 			}
-			owner[e.Addr4()] = e.ID
+			held.addrs[e.Addr4()], held.names[e.Name] = e.ID, e.ID
 			accepted = append(accepted, e)
 		}
 		groups[name], v.excludedOn[name] = model.EndpointsOf(accepted...), excluded
@@ -318,7 +318,7 @@ func (v *View) changedEndpoint(k Key) {
 const patchedAtMost = 8
 
 // patched gives the endpoints of a node of which some have changed, without a look at more than the
-// addresses of the others. It is false if that does not decide: if something contradicts something
+// addresses and names of the others. It is false if that does not decide: if something contradicts something
 // else, or has addresses of another network.
 func (v *View) patched(name string, ids map[model.EndpointID]bool) (groups model.Endpoints, ok bool) {
 	if len(ids) == 0 || len(ids) > patchedAtMost || len(v.excludedOn[name]) > 0 || v.adoptedOn[name] {
@@ -337,10 +337,10 @@ func (v *View) patched(name string, ids map[model.EndpointID]bool) (groups model
 		if e == nil {
 			continue
 		}
-		if e.Adopted != nil || v.refuseEndpoint(*e, nil) != "" {
+		if e.Adopted != nil || v.refuseEndpoint(*e, holders{}) != "" {
 			return nil, false
 		}
-		if groups.Have(func(x *model.Endpoint) bool { return x.ID != id && x.Addr4() == e.Addr4() }) {
+		if groups.Have(func(x *model.Endpoint) bool { return x.ID != id && (x.Addr4() == e.Addr4() || x.Name == e.Name) }) {
 			return nil, false
 		}
 	}
@@ -432,8 +432,14 @@ func (v *View) refuseNode(n model.Node) string {
 	return ""
 }
 
+// holders are the endpoints of a node that have what another one there may not have.
+type holders struct {
+	addrs map[netip.Addr]model.EndpointID
+	names map[string]model.EndpointID
+}
+
 // refuseEndpoint says why e contradicts the nodes or an endpoint before it, or "".
-func (v *View) refuseEndpoint(e model.Endpoint, owner map[netip.Addr]model.EndpointID) string {
+func (v *View) refuseEndpoint(e model.Endpoint, before holders) string {
 	n, ok := v.accepted[e.Node]
 	if !ok {
 		return "its node is not in the network"
@@ -448,8 +454,11 @@ func (v *View) refuseEndpoint(e model.Endpoint, owner map[netip.Addr]model.Endpo
 	} else if err := CheckAddr(n, e.Addr4()); err != nil && movedTo == "" {
 		return err.Error()
 	}
-	if id, used := owner[e.Addr4()]; used {
+	if id, used := before.addrs[e.Addr4()]; used {
 		return fmt.Sprintf("address %s is held by endpoint %d", e.Addr4(), id)
+	}
+	if id, used := before.names[e.Name]; used {
+		return fmt.Sprintf("name %s is held by endpoint %d", e.Name, id)
 	}
 	return ""
 }

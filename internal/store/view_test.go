@@ -120,7 +120,7 @@ func (w *viewWriter) step(step int64) {
 	case 4:
 		w.put(w.keys.Endpoint(name, id), []byte("{"), nil, step)
 	default:
-		e := model.Endpoint{ID: id, Node: name, Name: fmt.Sprint("c", id), Addrs: []netip.Addr{netip.AddrFrom4([4]byte{10, 244, byte(i), byte(2 + w.IntN(3))})}, Created: time.Unix(step, 0).UTC()}
+		e := model.Endpoint{ID: id, Node: name, Name: fmt.Sprint("c", 1+w.IntN(6)), Addrs: []netip.Addr{netip.AddrFrom4([4]byte{10, 244, byte(i), byte(2 + w.IntN(3))})}, Created: time.Unix(step, 0).UTC()}
 		if w.IntN(3) == 0 {
 			e.Addrs[0] = w.addr(2, 3)
 		}
@@ -182,6 +182,36 @@ func TestViewMoves(t *testing.T) {
 	where("its node left", "n1", "")
 	p.delete(p.keys.Move(addr))
 	where("after", "n1", "")
+}
+
+// TestViewOfOneNameTwice: of two endpoints of a node with one name, the one with the lower id is
+// there, whichever came first.
+func TestViewOfOneNameTwice(t *testing.T) {
+	p := &viewPair{t: t, keys: KeysOf(1), values: make(map[string][]byte), created: make(map[string]int64)}
+	p.view = NewView(p.keys, slog.New(slog.DiscardHandler), func() { p.skipped++ })
+	raw, err := EncodeNode(testNode("n1", "192.0.2.1", "10.244.1.0/24"))
+	p.put(p.keys.Node("n1"), raw, err, 1)
+	endpoint := func(id model.EndpointID) {
+		raw, err := EncodeEndpoint(model.Endpoint{ID: id, Node: "n1", Name: "c", Addrs: []netip.Addr{netip.AddrFrom4([4]byte{10, 244, 1, byte(id)})}, Created: time.Unix(1, 0).UTC()})
+		p.put(p.keys.Endpoint("n1", id), raw, err, 1)
+	}
+	for _, c := range []struct {
+		do      func()
+		there   model.EndpointID
+		skipped int
+	}{
+		{func() { endpoint(3) }, 3, 0},
+		{func() { endpoint(4) }, 3, 1},
+		{func() { endpoint(2) }, 2, 2},
+		{func() { p.delete(p.keys.Endpoint("n1", 2)) }, 3, 2},
+		{func() { p.delete(p.keys.Endpoint("n1", 3)) }, 4, 2},
+	} {
+		c.do()
+		all := p.check("one name").Endpoints.Joined()
+		if len(all) != 1 || all[0].ID != c.there || p.skipped < c.skipped {
+			t.Errorf("endpoints %+v, %d skipped; want endpoint %d, %d", all, p.skipped, c.there, c.skipped)
+		}
+	}
 }
 
 // TestViewSharesWhatHasNotChanged: receivers go by that.

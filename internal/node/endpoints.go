@@ -355,10 +355,13 @@ func storeError(err error) error {
 	return unlessAway(fmt.Errorf("store: %w", err))
 }
 
-// unlessAway gives an error its code on the wire if it comes of a store that does not answer, or of
-// an agent that ends: what was asked for can be asked again.
+// unlessAway gives an error its code on the wire if it comes of a store that does not answer, or is
+// full, or of an agent that ends: what was asked for can be asked again.
 func unlessAway(err error) error {
-	if isAway(err) {
+	switch {
+	case errors.Is(err, etcd.ErrFull):
+		return &api.Error{Code: api.CodeUnavailable, Message: err.Error()}
+	case isAway(err):
 		return &api.Error{Code: api.CodeUnavailable, Message: err.Error(), Remedy: "check that etcd is up and try again"}
 	}
 	return err

@@ -3,9 +3,11 @@ package node
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"heddle.dev/heddle/internal/api"
@@ -113,5 +115,14 @@ func TestAddressesAreToldAgain(t *testing.T) {
 	faults()
 	if len(s.put) != 2 || len(rs.untold) != 0 {
 		t.Errorf("the store has been told of %+v", s.put)
+	}
+}
+
+// TestFullStore: who is told that the store is full can ask again, and reads what to do about it.
+func TestFullStore(t *testing.T) {
+	err := storeError(fmt.Errorf("store endpoint n1/1: %w: compact it", etcd.ErrFull))
+	var said *api.Error
+	if !errors.As(err, &said) || said.Code != api.CodeUnavailable || !strings.Contains(said.Error(), "compact it") || strings.Contains(said.Error(), "is up") {
+		t.Errorf("%v", err)
 	}
 }

@@ -68,7 +68,9 @@ func answered(err error) bool {
 		return false
 	}
 	switch said.Code() {
-	case codes.Unavailable, codes.DeadlineExceeded, codes.ResourceExhausted: // no leader, too late, too many requests
+	case codes.ResourceExhausted: // too many requests; or it is full, and stays so
+		return errors.Is(said, ErrFull)
+	case codes.Unavailable, codes.DeadlineExceeded: // no leader, too late
 		return false
 	}
 	return true
@@ -100,7 +102,7 @@ func (s *Store) explain(caller context.Context, op string, err error) error {
 	if !answered(err) {
 		return fmt.Errorf("%s: %w", op, &UnreachableError{Endpoints: s.endpoints, After: s.options.timeout, Reason: s.probe(caller, err)})
 	}
-	if remedy := explainLogin(err); remedy != "" {
+	if remedy := explainRefusal(err); remedy != "" {
 		return fmt.Errorf("%s: %w: %s", op, err, remedy)
 	}
 	return fmt.Errorf("%s: %w", op, err)

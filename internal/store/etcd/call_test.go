@@ -67,10 +67,18 @@ func TestOnlyAnswersAreFinal(t *testing.T) {
 		}
 	}
 	for _, answer := range []error{rpctypes.Error(rpctypes.ErrGRPCCompacted), rpctypes.Error(rpctypes.ErrGRPCPermissionDenied),
+		rpctypes.Error(rpctypes.ErrGRPCNoSpace),
 		fmt.Errorf("wrapped: %w", rpctypes.Error(rpctypes.ErrGRPCRequestTooLarge)), &refusal{errConflict}} {
 		if asked, err := try(answer); !errors.Is(err, answer) || asked != 1 {
 			t.Errorf("%v: asked %d times: %v", answer, asked, err)
 		}
+		var unreachable *UnreachableError
+		if err := s.explain(t.Context(), "read x", answer); errors.As(err, &unreachable) {
+			t.Errorf("explained as %v, want what etcd said", err)
+		}
+	}
+	if err := s.explain(t.Context(), "write x", rpctypes.Error(rpctypes.ErrGRPCNoSpace)); !strings.Contains(err.Error(), "alarm disarm") {
+		t.Errorf("a full etcd is explained as %v", err)
 	}
 }
 

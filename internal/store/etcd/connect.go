@@ -16,6 +16,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
@@ -114,6 +115,9 @@ func (e *UnreachableError) Error() string {
 
 // ErrClosed is wrapped by errors of calls that a store's end cut off.
 var ErrClosed = errors.New("store is closed")
+
+// ErrFull is wrapped by errors of an etcd that takes no change because its quota is used up.
+var ErrFull error = rpctypes.ErrNoSpace
 
 // Connect uses the etcd at endpoints ("https://10.0.0.1:2379") for network id. An etcd that does
 // not answer gives an *UnreachableError. Close releases the store.

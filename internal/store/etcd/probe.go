@@ -107,9 +107,12 @@ func explainTLS(err error) string {
 	return err.Error()
 }
 
-// explainLogin gives the remedy for an etcd with users; "" if err is nothing of the kind.
-func explainLogin(err error) string {
+// explainRefusal gives the remedy for an etcd with users, and for one that is full; "" if err is
+// nothing of the kind.
+func explainRefusal(err error) string {
 	switch {
+	case errors.Is(err, ErrFull):
+		return "etcd is full, and takes no change: compact it, defragment every member, then disarm its alarm (etcdctl compact, defrag, alarm disarm)"
 	case errors.Is(err, rpctypes.ErrUserEmpty), errors.Is(err, rpctypes.ErrAuthNotEnabled):
 		return "check --store-user"
 	case errors.Is(err, rpctypes.ErrAuthFailed):

@@ -10,8 +10,13 @@ import (
 
 // endTime is how long an agent may take to end after SIGTERM or SIGINT: longer than every bounded
 // wait on the way (5 s for requests under way, some seconds each for the store and for the node's
-// name), and well within the 90 s after which service managers kill.
+// name), and well within what whoever started it waits before it kills: TimeoutStopSec= of
+// packaging/heddled.service, agentpod.AgentEnds.
 const endTime = 20 * time.Second
+
+// moreTime is what an agent that starts asks its service manager for again and again while it takes
+// over endpoints: with ten thousand, and a store that is slow, no bound for all of it would do.
+const moreTime = 90 * time.Second
 
 // maxStacks bounds what an agent that does not end says of itself, in bytes.
 const maxStacks = 1 << 20

@@ -253,6 +253,8 @@ func (f *flags) config() (node.Config, error) {
 			cfg.Storage = s
 		}
 	}
+	// Without a service manager nobody hears it; what goes wrong shows at Ready.
+	cfg.Progress = func() { _ = systemd.Notify(systemd.ExtendTimeout(moreTime)) }
 	cfg.Log, err = logform.New(os.Stderr, f.logLevel, f.logFormat)
 	return cfg, err
 }

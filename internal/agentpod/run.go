@@ -20,8 +20,9 @@ const (
 	// joinPause is how often Run looks whether the join file has come: the kubelet brings Secrets
 	// within a minute or two.
 	joinPause = time.Second
-	// agentEnds bounds how long an agent that was asked to end may take.
-	agentEnds = 20 * time.Second
+	// AgentEnds bounds how long an agent that was asked to end may take: longer than it gives itself
+	// (endTime of heddled), shorter than terminationGracePeriodSeconds of the pod.
+	AgentEnds = 25 * time.Second
 )
 
 // Agent is the agent of one node as a pod.
@@ -82,8 +83,8 @@ func (a Agent) Run(ctx context.Context) error {
 			return fmt.Errorf("the agent ended: %w", err)
 		}
 		return nil
-	case <-time.After(agentEnds):
-		return errors.Join(fmt.Errorf("the agent did not end within %v", agentEnds), cmd.Process.Kill())
+	case <-time.After(AgentEnds):
+		return errors.Join(fmt.Errorf("the agent did not end within %v", AgentEnds), cmd.Process.Kill())
 	}
 }
 

@@ -115,6 +115,9 @@ type Config struct {
 	// KeeperExe is the program that, started with "park", keeps seccomp listeners across restarts
 	// of the agent: this one. Empty does without.
 	KeeperExe string
+	// Progress, if not nil, is called now and then while Start takes over an earlier agent's
+	// endpoints: every ProgressEvery, or after one that took longer.
+	Progress func()
 	// Storage, if not nil, has a second copy of what the fd keeper keeps.
 	Storage fdkeep.Storage
 	// Export is the collector of OpenTelemetry that has the node's flows; none without an endpoint.

@@ -29,6 +29,7 @@ func (rs *restorer) tellAddrs(ctx context.Context) {
 	var left []model.Endpoint
 	var silent error // the store does not answer: one wait is enough
 	for _, e := range rs.untold {
+		rs.progress()
 		err := silent
 		if err == nil {
 			err = rs.tell(ctx, e)

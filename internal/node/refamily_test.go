@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/model"
@@ -70,6 +71,8 @@ func TestAddressesAreToldAgain(t *testing.T) {
 		return nil
 	}}
 	h.store = s
+	progress := 0
+	h.cfg.Progress = func() { progress++ }
 	rs := compose(h).restorer
 	for i, name := range []string{"a", "b", "c"} {
 		e := rs.refamily(endpointOf(model.EndpointID(i+1), name, "10.244.1.2"))
@@ -96,7 +99,10 @@ func TestAddressesAreToldAgain(t *testing.T) {
 	all := slices.Clone(rs.untold)
 	rs.tellAddrs(t.Context())
 	faults("b")
-	if len(s.put) != 2 {
+	if progress != 1 { // it was quick
+		t.Errorf("%d calls of Progress", progress)
+	}
+	if rs.progressed = time.Now().Add(-ProgressEvery); len(s.put) != 2 {
 		t.Errorf("the store has been told of %+v", s.put)
 	}
 
@@ -104,6 +110,9 @@ func TestAddressesAreToldAgain(t *testing.T) {
 	s.err = func(model.Endpoint) error { return &etcd.UnreachableError{} }
 	rs.repairOnce(t.Context())
 	faults("a", "b", "c")
+	if progress != 2 {
+		t.Errorf("%d calls of Progress", progress)
+	}
 	if s.asked != 1 {
 		t.Errorf("a store that does not answer was asked %d times", s.asked)
 	}

@@ -21,6 +21,9 @@ const (
 	lastRepair  = 30 * time.Second
 )
 
+// ProgressEvery is how often Config.Progress is called.
+const ProgressEvery = 5 * time.Second
+
 // defaultCompareMaps is how often what planes have is compared with the endpoints.
 const defaultCompareMaps = time.Minute
 
@@ -34,6 +37,7 @@ type restorer struct {
 	topology    *topology
 	left        []model.Endpoint // for finish
 	untold      []model.Endpoint // that have other addresses than the store has for them
+	progressed  time.Time        // when Config.Progress was called last
 }
 
 // restore takes over the endpoints that the store has for this node, an earlier agent's, and those
@@ -61,6 +65,7 @@ func (rs *restorer) restore(ctx context.Context) error {
 		rs.log.Error("peers of encryption not set; will try again", "err", err)
 	}
 	for i, e := range mine {
+		rs.progress()
 		mine[i] = rs.refamily(e)
 		rs.enforcer.know(mine[i])
 	}
@@ -82,6 +87,7 @@ func (rs *restorer) restore(ctx context.Context) error {
 		for _, addr := range e.Addrs {
 			addrs[addr] = true
 		}
+		rs.progress()
 		if rs.recall(e) || rs.takeOver(e) {
 			keep[e.ID] = true
 		}
@@ -127,9 +133,18 @@ func (rs *restorer) finish(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return nil
 		}
+		rs.progress()
 		rs.takeOver(e)
 	}
 	return nil
+}
+
+// progress says that Start has got further.
+func (rs *restorer) progress() {
+	if now := time.Now(); rs.cfg.Progress != nil && now.Sub(rs.progressed) >= ProgressEvery {
+		rs.progressed = now
+		rs.cfg.Progress()
+	}
 }
 
 // deleteNoted deletes the endpoints that were to be deleted while no agent ran, and gives the

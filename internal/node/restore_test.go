@@ -320,3 +320,35 @@ func TestNetnsOfAnother(t *testing.T) {
 		})
 	}
 }
+
+// TestFinishSaysSo: an agent that starts says that it gets further with each endpoint that took long.
+func TestFinishSaysSo(t *testing.T) {
+	testutil.NeedRoot(t, "makes a network namespace")
+	var left []string
+	h := recordingHost(t.TempDir())
+	h.store, h.planes, h.traps = &forgetful{}, plane.Set{leftPlane{paths: &left}}, trap.New()
+	h.stacker, h.enforcer = newStacker("n1", newAway(func() {}), &h.faults, h.log), newEnforcer(h.planes, "n1", nil, netip.Prefix{}, h.log)
+	h.stacker.planes = h.planes
+	a := compose(h)
+	calls := 0
+	h.cfg.Progress = func() { calls++ }
+	var err error
+	a.leases, err = endpoint.New(endpoint.Config{Node: "n1", Prefixes: h.self.Prefixes, Busy: func(model.EndpointID) bool { return false }})
+	testutil.NoError(t, err)
+	for range 2 {
+		e := endpointOf(2, "ended", "10.244.1.3")
+		e.NetnsPath = "/proc/self/none"
+		a.restorer.left = []model.Endpoint{e, e}
+		// In a namespace of the test's own, where no node is set up.
+		testutil.NoError(t, netns.OnDiscardedThread(func() error {
+			if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+				return err
+			}
+			return a.restorer.finish(t.Context())
+		}))
+		a.restorer.progressed = a.restorer.progressed.Add(-ProgressEvery)
+	}
+	if calls != 2 {
+		t.Errorf("%d calls, want 2", calls)
+	}
+}

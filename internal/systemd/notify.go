@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 )
 
 // EnvSocket names the variable with the address of the service manager's socket.
@@ -19,6 +20,11 @@ const (
 	Ready    = "READY=1"
 	Stopping = "STOPPING=1"
 )
+
+// ExtendTimeout is the state that asks for more time to start or to stop, at least d from now.
+func ExtendTimeout(d time.Duration) string {
+	return fmt.Sprintf("EXTEND_TIMEOUT_USEC=%d", d.Microseconds())
+}
 
 // Notify sends a state to the service manager. Without one it does nothing.
 func Notify(state string) error {

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
 func TestNotify(t *testing.T) {
@@ -29,6 +30,12 @@ func TestNotify(t *testing.T) {
 	n, err := conn.Read(got)
 	if err != nil || string(got[:n]) != "READY=1" {
 		t.Errorf("got %q, %v", got[:n], err)
+	}
+}
+
+func TestExtendTimeout(t *testing.T) {
+	if got := ExtendTimeout(90 * time.Second); got != "EXTEND_TIMEOUT_USEC=90000000" {
+		t.Error(got)
 	}
 }
 

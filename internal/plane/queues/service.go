@@ -18,6 +18,9 @@ import (
 // Run keeps the service for the endpoints that want it, until ctx ends. It lives on.
 func (p *Plane) Run(ctx context.Context) error {
 	program := Program(p.cfg.Self, p.cfg.StateDir)
+	var log sync.WaitGroup
+	defer log.Wait()
+	log.Go(func() { program.BoundLog(ctx, p.cfg.Log) })
 	// One that runs has what programs of before have: nothing more is put into their rings.
 	l, err := process.Adopt(program.Socket, dial)
 	for pause := firstPause; ctx.Err() == nil; {

@@ -252,6 +252,7 @@ func (p *Plane) Run(ctx context.Context) error {
 	var old sync.WaitGroup
 	defer old.Wait()
 	old.Go(func() { p.keepGroups(ctx) })
+	old.Go(func() { program(p.cfg.Self, p.cfg.StateDir).BoundLog(ctx, p.cfg.Log) })
 	// One that runs for endpoints that there are no more has to hear of that.
 	l, err := p.inherit(ctx, &old)
 	for pause := firstPause; ; {

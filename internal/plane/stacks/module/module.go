@@ -173,6 +173,9 @@ func (m *Module) SetLink(l *Link) {
 
 // Keep keeps the module for as long as anybody wants it, until ctx ends. It lives on.
 func (m *Module) Keep(ctx context.Context) {
+	var log sync.WaitGroup
+	defer log.Wait()
+	log.Go(func() { m.cfg.program(m.Kind).BoundLog(ctx, m.cfg.Log) })
 	// One that runs for endpoints that there are no more has to hear of that.
 	l, err := m.cfg.adopt(m.Kind)
 	for pause := firstPause; ; {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -128,17 +127,19 @@ func newEndpointVerbsCmd() *cobra.Command {
 				v = model.VerbsEndpoint{}
 			}
 			return oneAgent(cmd.Context(), f, func(ctx context.Context, c *api.Client) error {
-				if !off && !cmd.Flags().Changed("outside") {
-					es, err := c.Endpoints(ctx)
-					if err != nil {
-						return err
+				var e model.Endpoint
+				err := api.UntilUnchanged(func() (err error) {
+					change := api.VerbsChange{VerbsEndpoint: v}
+					if !off && !cmd.Flags().Changed("outside") {
+						// Who starts containers does not change it.
+						if change.Was, err = verbsOf(ctx, c, args[0]); err != nil {
+							return err
+						}
+						change.Outside = change.Was.Outside
 					}
-					is := func(e model.Endpoint) bool { return e.Name == args[0] }
-					if i := slices.IndexFunc(es, is); i >= 0 {
-						v.Outside = es[i].Planes.Verbs.Outside // who starts containers does not change it
-					}
-				}
-				e, err := c.SetVerbs(ctx, args[0], v)
+					e, err = c.SetVerbs(ctx, args[0], change)
+					return err
+				})
 				if err == nil && f.output == jsonOutput {
 					err = printJSON(cmd.OutOrStdout(), e)
 				}
@@ -153,6 +154,20 @@ func newEndpointVerbsCmd() *cobra.Command {
 	cmd.MarkFlagsMutuallyExclusive("off", "spin-us")
 	cmd.MarkFlagsMutuallyExclusive("off", "outside")
 	return cmd
+}
+
+// verbsOf gives what an endpoint has of the verbs plane; nothing of one that is not there.
+func verbsOf(ctx context.Context, c *api.Client, name string) (*model.VerbsEndpoint, error) {
+	es, err := c.Endpoints(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range es {
+		if e.Name == name {
+			return &e.Planes.Verbs.VerbsEndpoint, nil
+		}
+	}
+	return new(model.VerbsEndpoint), nil
 }
 
 // newEndpointDeleteCmd detaches one.

@@ -121,7 +121,7 @@ func (a inspectedAgent) CreateEndpoint(context.Context, api.EndpointRequest) (mo
 func (a inspectedAgent) DeleteEndpoint(context.Context, string) error {
 	return errors.New("inspecting must delete nothing")
 }
-func (a inspectedAgent) SetLimits(context.Context, string, model.Limits) (model.Endpoint, error) {
+func (a inspectedAgent) SetLimits(context.Context, string, api.LimitsChange) (model.Endpoint, error) {
 	return model.Endpoint{}, errors.New("inspecting must change nothing")
 }
 func (a inspectedAgent) LimitUse(context.Context) ([]model.LimitUse, error) { return nil, nil }

@@ -151,26 +151,12 @@ func changeLimits(cmd *cobra.Command, f agentFlags, name string, change func(*mo
 	if err != nil {
 		return err
 	}
-	changed, err := ask(cmd.Context(), from, func(ctx context.Context, c *api.Client) ([]model.LimitUse, error) {
-		es, err := c.Endpoints(ctx)
-		if err != nil {
-			return nil, err
-		}
-		i := slices.IndexFunc(es, func(e model.Endpoint) bool { return e.Name == name })
-		if i < 0 {
-			return nil, nil
-		}
-		var l model.Limits
-		if es[i].Limits != nil {
-			l = *es[i].Limits
-		}
-		if err := change(&l); err != nil {
-			return nil, err
-		}
-		if _, err = c.SetLimits(ctx, name, l); err != nil {
-			return nil, err
-		}
-		return []model.LimitUse{{Endpoint: name, Limits: l}}, nil
+	changed, err := ask(cmd.Context(), from, func(ctx context.Context, c *api.Client) (done []model.LimitUse, err error) {
+		err = api.UntilUnchanged(func() (err error) {
+			done, err = changeLimitsOnce(ctx, c, name, change)
+			return err
+		})
+		return done, err
 	})
 	if err != nil {
 		return err
@@ -180,6 +166,30 @@ func changeLimits(cmd *cobra.Command, f agentFlags, name string, change func(*mo
 		return fmt.Errorf("endpoint %q: %w; `heddle endpoints` lists those there are", name, api.ErrNotFound)
 	}
 	return printAnswers(cmd, f.output, all, nil, printLimits)
+}
+
+// changeLimitsOnce changes what an agent has for the endpoint, if it has it.
+func changeLimitsOnce(ctx context.Context, c *api.Client, name string, change func(*model.Limits) error) ([]model.LimitUse, error) {
+	es, err := c.Endpoints(ctx)
+	if err != nil {
+		return nil, err
+	}
+	i := slices.IndexFunc(es, func(e model.Endpoint) bool { return e.Name == name })
+	if i < 0 {
+		return nil, nil
+	}
+	var was model.Limits
+	if es[i].Limits != nil {
+		was = *es[i].Limits
+	}
+	l := was
+	if err := change(&l); err != nil {
+		return nil, err
+	}
+	if _, err = c.SetLimits(ctx, name, api.LimitsChange{Limits: l, Was: &was}); err != nil {
+		return nil, err
+	}
+	return []model.LimitUse{{Endpoint: name, Limits: l}}, nil
 }
 
 func newLimitListCmd() *cobra.Command {

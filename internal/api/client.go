@@ -126,15 +126,15 @@ func (c *Client) EndpointDevice(ctx context.Context, name string) (EndpointDevic
 }
 
 // SetLimits holds an endpoint to limits; see Agent.
-func (c *Client) SetLimits(ctx context.Context, name string, limits model.Limits) (model.Endpoint, error) {
+func (c *Client) SetLimits(ctx context.Context, name string, change LimitsChange) (model.Endpoint, error) {
 	var e model.Endpoint
 	if err := ValidateEndpointName("name", name); err != nil {
 		return e, err
 	}
-	if err := ValidateLimits(limits); err != nil {
+	if err := ValidateLimits(change.Limits); err != nil {
 		return e, err
 	}
-	err := c.call(ctx, http.MethodPut, "/v1/endpoints/"+url.PathEscape(name)+"/limits", limits, &e)
+	err := c.call(ctx, http.MethodPut, "/v1/endpoints/"+url.PathEscape(name)+"/limits", change, &e)
 	return e, err
 }
 

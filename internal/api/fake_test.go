@@ -133,12 +133,16 @@ func (a *fakeAgent) EndpointDevice(_ context.Context, name string) (EndpointDevi
 	return EndpointDevice{Name: "eth0", MTU: 1450}, a.err
 }
 
-func (a *fakeAgent) SetLimits(_ context.Context, name string, l model.Limits) (model.Endpoint, error) {
+func (a *fakeAgent) SetLimits(_ context.Context, name string, change LimitsChange) (model.Endpoint, error) {
+	l := change.Limits
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	e, ok := a.endpoints[name]
 	if !ok {
 		return model.Endpoint{}, ErrNotFound
+	}
+	if change.Was != nil && (e.Limits == nil && !change.Was.IsZero() || e.Limits != nil && !e.Limits.Equal(*change.Was)) {
+		return e, HasChanged("limits of " + name)
 	}
 	e.Limits = &l
 	a.endpoints[name] = e
@@ -160,12 +164,16 @@ func (a *fakeAgent) SetPorts(_ context.Context, name string, ports []model.PortR
 	return e, a.err
 }
 
-func (a *fakeAgent) SetVerbs(_ context.Context, name string, v model.VerbsEndpoint) (model.Endpoint, error) {
+func (a *fakeAgent) SetVerbs(_ context.Context, name string, change VerbsChange) (model.Endpoint, error) {
+	v := change.VerbsEndpoint
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	e, ok := a.endpoints[name]
 	if !ok {
 		return model.Endpoint{}, ErrNotFound
+	}
+	if change.Was != nil && *change.Was != e.Planes.Verbs.VerbsEndpoint {
+		return e, HasChanged("verbs of " + name)
 	}
 	e.Planes.Verbs.VerbsEndpoint = v
 	a.endpoints[name] = e

@@ -22,13 +22,50 @@ func validateLimits(under string, l model.Limits) error {
 	return nil
 }
 
+// LimitsChange is what SetLimits is asked for.
+type LimitsChange struct {
+	model.Limits
+	// Was, if not nil, are the limits that these were made of: if the endpoint has others by now,
+	// nothing changes.
+	Was *model.Limits `json:"was,omitempty"`
+}
+
 // decodeLimits reads and checks the body of PUT /v1/endpoints/NAME/limits.
-func decodeLimits(body io.Reader) (model.Limits, error) {
-	var l model.Limits
+func decodeLimits(body io.Reader) (LimitsChange, error) {
+	var l LimitsChange
 	if err := decodeStrict(body, MaxRequestBytes, &l); err != nil {
-		return model.Limits{}, err
+		return LimitsChange{}, err
 	}
-	return l, ValidateLimits(l)
+	return l, ValidateLimits(l.Limits)
+}
+
+// changedField is the field of an error that says that something is not what a change of it was
+// made of.
+const changedField = "was"
+
+// HasChanged is that error, about what.
+func HasChanged(what string) error {
+	return &Error{Code: CodeConflict, Field: changedField, Message: what + " are others by now", Remedy: "read them again"}
+}
+
+// IsChanged reports whether an error is that one.
+func IsChanged(err error) bool {
+	var e *Error
+	return errors.As(err, &e) && e.Code == CodeConflict && e.Field == changedField
+}
+
+// changeTries bounds how often UntilUnchanged tries.
+const changeTries = 20
+
+// UntilUnchanged makes a change that is made of what is read before, again if somebody else has
+// changed that meanwhile.
+func UntilUnchanged(change func() error) (err error) {
+	for range changeTries {
+		if err = change(); !IsChanged(err) {
+			return err
+		}
+	}
+	return err
 }
 
 // limitList is the answer to GET /v1/limits.

@@ -16,18 +16,29 @@ func TestSetLimits(t *testing.T) {
 	client := serve(t, agent)
 	dscp := uint8(0)
 	want := model.Limits{Egress: 1e8, ConnectionIngress: 2e6, Priority: model.PriorityHigh, DSCP: &dscp}
-	e, err := client.SetLimits(t.Context(), "n1/c1", want)
+	e, err := client.SetLimits(t.Context(), "n1/c1", LimitsChange{Limits: want})
 	if err != nil || e.Limits == nil || !reflect.DeepEqual(*e.Limits, want) {
 		t.Errorf("limits %+v, %v", e.Limits, err)
 	}
 	if got := *agent.endpoints["n1/c1"].Limits; !reflect.DeepEqual(got, want) {
 		t.Errorf("the agent was told %+v", got)
 	}
-	if _, err := client.SetLimits(t.Context(), "n1/c2", want); !errors.Is(err, ErrNotFound) {
+	if _, err := client.SetLimits(t.Context(), "n1/c2", LimitsChange{Limits: want}); !errors.Is(err, ErrNotFound) {
 		t.Errorf("limits of no endpoint: %v", err)
 	}
-	if _, err := client.SetLimits(t.Context(), "n1/c1", model.Limits{Ingress: 1}); !errors.Is(err, ErrInvalid) || !strings.HasPrefix(err.Error(), "ingress_bps: ") {
+	if _, err := client.SetLimits(t.Context(), "n1/c1", LimitsChange{Limits: model.Limits{Ingress: 1}}); !errors.Is(err, ErrInvalid) || !strings.HasPrefix(err.Error(), "ingress_bps: ") {
 		t.Errorf("invalid limits: %v", err)
+	}
+	other := want
+	other.Egress++
+	if _, err := client.SetLimits(t.Context(), "n1/c1", LimitsChange{Was: &other}); !IsChanged(err) || !errors.Is(err, ErrConflict) {
+		t.Errorf("made of others than there are: %v", err)
+	}
+	same := uint8(0)
+	other = want
+	other.DSCP = &same
+	if _, err := client.SetLimits(t.Context(), "n1/c1", LimitsChange{Was: &other}); err != nil {
+		t.Errorf("made of those there are: %v", err)
 	}
 }
 

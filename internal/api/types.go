@@ -39,12 +39,13 @@ type Agent interface {
 	// name.
 	EndpointDevice(ctx context.Context, name string) (EndpointDevice, error)
 	// SetLimits holds an endpoint to limits, in place of those it had, and returns it; the zero
-	// Limits lift them. ErrNotFound if there is none of that name.
-	SetLimits(ctx context.Context, name string, limits model.Limits) (model.Endpoint, error)
+	// Limits lift them. ErrNotFound if there is none of that name, ErrConflict (IsChanged) if it had
+	// others than was said.
+	SetLimits(ctx context.Context, name string, change LimitsChange) (model.Endpoint, error)
 	// SetVerbs says what an endpoint has of the verbs plane, and returns it: an endpoint that wants
 	// verbs has a socket for its containers when it returns. ErrNotFound if there is none of that
-	// name, CodeUnavailable if the node cannot have a router.
-	SetVerbs(ctx context.Context, name string, v model.VerbsEndpoint) (model.Endpoint, error)
+	// name, CodeUnavailable if the node cannot have a router, ErrConflict (IsChanged) as SetLimits.
+	SetVerbs(ctx context.Context, name string, change VerbsChange) (model.Endpoint, error)
 	// SetPorts makes ports of this node lead to an endpoint, in place of those that did, and
 	// returns it: requests without a host port, or with a range, get one that is free. ErrNotFound
 	// if there is no endpoint of that name, CodeConflict if somebody has a port; then nothing has

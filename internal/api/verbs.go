@@ -9,6 +9,14 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
+// VerbsChange is what SetVerbs is asked for.
+type VerbsChange struct {
+	model.VerbsEndpoint
+	// Was, if not nil, is what this was made of: if the endpoint has something else by now, nothing
+	// changes.
+	Was *model.VerbsEndpoint `json:"was,omitempty"`
+}
+
 // ValidateVerbs checks what an endpoint is to have of the verbs plane. The error is an *Error for
 // the field verbs.
 func ValidateVerbs(v model.VerbsEndpoint, intercepted bool) error {
@@ -27,7 +35,7 @@ func (s *server) setVerbs(w http.ResponseWriter, r *http.Request) error {
 	if err := ValidateEndpointName("name", name); err != nil {
 		return err
 	}
-	var v model.VerbsEndpoint
+	var v VerbsChange
 	if err := decodeStrict(r.Body, MaxRequestBytes, &v); err != nil {
 		return err
 	}
@@ -39,10 +47,10 @@ func (s *server) setVerbs(w http.ResponseWriter, r *http.Request) error {
 }
 
 // SetVerbs gives an endpoint an RDMA device, or takes it away; see Agent.
-func (c *Client) SetVerbs(ctx context.Context, name string, v model.VerbsEndpoint) (e model.Endpoint, err error) {
+func (c *Client) SetVerbs(ctx context.Context, name string, change VerbsChange) (e model.Endpoint, err error) {
 	if err := ValidateEndpointName("name", name); err != nil {
 		return e, err
 	}
-	err = c.call(ctx, http.MethodPut, "/v1/endpoints/"+url.PathEscape(name)+"/verbs", v, &e)
+	err = c.call(ctx, http.MethodPut, "/v1/endpoints/"+url.PathEscape(name)+"/verbs", change, &e)
 	return e, err
 }

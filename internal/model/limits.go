@@ -120,6 +120,15 @@ func (l VerbsLimits) Or(other VerbsLimits) VerbsLimits {
 		cmp.Or(l.MemoryMiB, other.MemoryMiB), cmp.Or(l.Messages, other.Messages)}
 }
 
+// Equal reports whether two are the same.
+func (l Limits) Equal(other Limits) bool {
+	if (l.DSCP == nil) != (other.DSCP == nil) || l.DSCP != nil && *l.DSCP != *other.DSCP {
+		return false
+	}
+	l.DSCP = other.DSCP
+	return l == other
+}
+
 // IsZero reports whether there is no limit.
 func (l Limits) IsZero() bool { return l == Limits{} }
 

@@ -436,39 +436,6 @@ func (es *endpoints) choose(e model.Endpoint) error {
 	return errors.Join(policy, stack)
 }
 
-// SetVerbs says what an endpoint of this node has of the verbs plane.
-func (es *endpoints) SetVerbs(ctx context.Context, name string, v model.VerbsEndpoint) (model.Endpoint, error) {
-	es.change.Lock()
-	defer es.change.Unlock()
-	old, ok := es.known.named(name)
-	if !ok {
-		return old, api.ErrNotFound
-	}
-	if old.Planes.Verbs.VerbsEndpoint == v {
-		return old, nil
-	}
-	e := old
-	e.Planes.Verbs.VerbsEndpoint = v
-	if !v.Wanted {
-		e.Planes.Verbs.Groups = nil
-	}
-	if err := errors.Join(api.ValidateVerbs(v, e.Planes.TCP.Intercepted), es.planes.Accepts(e.Planes)); err != nil {
-		return old, err
-	}
-	if err := es.attachments.attach(e); err != nil {
-		return old, errors.Join(err, es.attachments.attach(old))
-	}
-	ctx, cancel := context.WithTimeout(ctx, storeAnswers)
-	defer cancel()
-	if err := es.store.PutEndpoint(ctx, e); err != nil {
-		return old, errors.Join(storeError(err), es.attachments.attach(old))
-	}
-	es.known.add(e)
-	es.saveEndpoint(e.ID)
-	es.log.Info("verbs set", "endpoint", e.Name, "wanted", v.Wanted, "spin_us", v.SpinMicros, "outside", v.Outside)
-	return e, nil
-}
-
 // noteGroups notes which multicast groups the queue pairs of an endpoint are in, for other nodes.
 func (es *endpoints) noteGroups(ctx context.Context, id model.EndpointID, groups []netip.Addr) error {
 	es.change.Lock()

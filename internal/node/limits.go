@@ -15,7 +15,8 @@ type limiter struct {
 }
 
 // SetLimits holds an endpoint to limits, in place of those it had: the zero Limits lift them all.
-func (li *limiter) SetLimits(ctx context.Context, name string, limits model.Limits) (model.Endpoint, error) {
+func (li *limiter) SetLimits(ctx context.Context, name string, change api.LimitsChange) (model.Endpoint, error) {
+	limits := change.Limits
 	li.endpoints.change.Lock()
 	defer li.endpoints.change.Unlock()
 	old, ok := li.known.named(name)
@@ -24,6 +25,13 @@ func (li *limiter) SetLimits(ctx context.Context, name string, limits model.Limi
 	}
 	if err := api.ValidateLimits(limits); err != nil {
 		return model.Endpoint{}, err
+	}
+	var was model.Limits
+	if old.Limits != nil {
+		was = *old.Limits
+	}
+	if change.Was != nil && !change.Was.Equal(was) {
+		return model.Endpoint{}, api.HasChanged("limits of " + name)
 	}
 	if err := li.endpoints.restoreLimits(); err != nil {
 		return model.Endpoint{}, err

@@ -340,7 +340,7 @@ func leaveWithLimits(t *testing.T, a *Agent, stop func()) {
 	_, err := a.CreateEndpoint(t.Context(), api.EndpointRequest{Name: "gone", NetnsPath: netns.Path(name), Intercepted: true})
 	for _, endpoint := range []string{"c2", "gone"} {
 		if err == nil {
-			_, err = a.SetLimits(t.Context(), endpoint, model.Limits{ConnectionEgress: 1e6})
+			_, err = a.SetLimits(t.Context(), endpoint, api.LimitsChange{Limits: model.Limits{ConnectionEgress: 1e6}})
 		}
 	}
 	stop()
@@ -424,7 +424,7 @@ func reportsOf(t *testing.T, a *Agent, planes []*planetest.Miniature, made []mod
 	if !b.Runs() || !slices.Equal(b.Nodes(), []string{"n1"}) {
 		t.Errorf("runs %v, knows nodes %q", b.Runs(), b.Nodes())
 	}
-	if _, err := a.SetLimits(t.Context(), "c1", model.Limits{Egress: 1e6}); err != nil {
+	if _, err := a.SetLimits(t.Context(), "c1", api.LimitsChange{Limits: model.Limits{Egress: 1e6}}); err != nil {
 		t.Fatal(err)
 	}
 	if got := b.Limits(made[0].ID); got.Egress != 1e6 {

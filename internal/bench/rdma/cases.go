@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/bench"
 	"heddle.dev/heddle/internal/model"
 )
@@ -68,7 +69,7 @@ func (r *runner) limit(ctx context.Context, c Case) (lift func() error, err erro
 	}
 	client, _ := c.Scope.Ends()
 	set := func(ctx context.Context, l model.Limits) error {
-		_, err := r.agents[0].SetLimits(ctx, client, l)
+		_, err := r.agents[0].SetLimits(ctx, client, api.LimitsChange{Limits: l})
 		return err
 	}
 	if err := set(ctx, model.Limits{Egress: model.Rate(c.CapBPS)}); err != nil {

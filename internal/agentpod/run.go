@@ -20,8 +20,8 @@ const (
 	// joinPause is how often Run looks whether the join file has come: the kubelet brings Secrets
 	// within a minute or two.
 	joinPause = time.Second
-	// AgentEnds bounds how long an agent that was asked to end may take: longer than it gives itself
-	// (endTime of heddled), shorter than terminationGracePeriodSeconds of the pod.
+	// AgentEnds bounds how long an agent that was asked to end may take: longer than it gives
+	// itself (endTime of heddled), shorter than terminationGracePeriodSeconds of the pod.
 	AgentEnds = 25 * time.Second
 )
 

@@ -39,8 +39,8 @@ type Agent interface {
 	// name.
 	EndpointDevice(ctx context.Context, name string) (EndpointDevice, error)
 	// SetLimits holds an endpoint to limits, in place of those it had, and returns it; the zero
-	// Limits lift them. ErrNotFound if there is none of that name, ErrConflict (IsChanged) if it had
-	// others than was said.
+	// Limits lift them. ErrNotFound if there is none of that name, ErrConflict (IsChanged) if it
+	// had others than was said.
 	SetLimits(ctx context.Context, name string, change LimitsChange) (model.Endpoint, error)
 	// SetVerbs says what an endpoint has of the verbs plane, and returns it: an endpoint that wants
 	// verbs has a socket for its containers when it returns. ErrNotFound if there is none of that

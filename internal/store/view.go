@@ -318,8 +318,8 @@ func (v *View) changedEndpoint(k Key) {
 const patchedAtMost = 8
 
 // patched gives the endpoints of a node of which some have changed, without a look at more than the
-// addresses and names of the others. It is false if that does not decide: if something contradicts something
-// else, or has addresses of another network.
+// addresses and names of the others. It is false if that does not decide: if something contradicts
+// something else, or has addresses of another network.
 func (v *View) patched(name string, ids map[model.EndpointID]bool) (groups model.Endpoints, ok bool) {
 	if len(ids) == 0 || len(ids) > patchedAtMost || len(v.excludedOn[name]) > 0 || v.adoptedOn[name] {
 		return nil, false

@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	// MaxLog is how many bytes a program's log may have. It is on the disk of the agent's state, and
-	// of the store, which programs that are not Heddle's must not fill.
+	// MaxLog is how many bytes a program's log may have. It is on the disk of the agent's state,
+	// and of the store, which programs that are not Heddle's must not fill.
 	MaxLog = 16 << 20
 	// lookAtLog is how often that is looked at.
 	lookAtLog = time.Second

@@ -65,6 +65,7 @@ func (s *Server) resume() error {
 func (s *Server) missing(err error) {
 	s.mu.Lock()
 	s.own = map[string]bool{} // before the first hand-off
+	s.lent = s.held == nil    // it has not heard, and settles the calls that it may
 	s.mu.Unlock()
 	s.why.resume.Add()
 	s.log.Error("fd keeper does not give its listeners: running containers are not served, their calls wait; it is asked again", "err", err)
@@ -92,9 +93,9 @@ func (s *Server) resumeLater(err error) {
 // resumeAgain is resume for calls that the keeper may be settling: it ends that before.
 func (s *Server) resumeAgain() error {
 	s.mu.Lock()
-	lent := s.lent
+	held := s.held != nil
 	s.mu.Unlock()
-	if lent {
+	if !held {
 		if err := s.tryServeKept(); err != nil && !errors.Is(err, fdkeep.ErrNotServed) {
 			return err
 		}
@@ -113,7 +114,7 @@ func (s *Server) lend() {
 	lent, held := s.lent, s.held != nil
 	s.mu.Unlock()
 	if !held {
-		return // it settles them already, or cannot
+		return // it settles them already, or has not heard of this server
 	}
 	s.setLent(true)
 	s.leaveKept()

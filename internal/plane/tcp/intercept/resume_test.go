@@ -3,6 +3,7 @@ package intercept
 import (
 	"context"
 	"errors"
+	"io"
 	"sync/atomic"
 	"testing"
 
@@ -15,6 +16,14 @@ import (
 type mute struct {
 	*fdkeep.Client
 	left atomic.Int32
+	deaf bool // it does not hear either that the agent answers calls
+}
+
+func (m *mute) Serve() (io.Closer, fdkeep.Settled, error) {
+	if m.deaf && m.left.Load() > 0 {
+		return nil, fdkeep.Settled{}, errors.New("no answer within 5s")
+	}
+	return m.Client.Serve()
 }
 
 func (m *mute) Take(prefix string) ([]fdkeep.Kept, error) {
@@ -97,6 +106,36 @@ func TestKeeperLetsCallsContinue(t *testing.T) {
 	s.Close()
 	if o := c.tcp(unix.AF_INET); o.Errno != 0 || o.Priority != 0 {
 		t.Errorf("after the agent: %+v", o)
+	}
+}
+
+// A keeper that has not heard of the agent settles calls as before, but none of new containers.
+func TestKeeperIsDeaf(t *testing.T) {
+	c, hp, path := awayFrom(t, closes)
+	cfg, m, _ := resumer(path, hp, 1<<30)
+	m.deaf = true
+	cfg.away.Store(true)
+	s, _ := serve(t, cfg)
+	fresh := trapped(t, path, testName)
+	for range 20 {
+		if o := fresh.tcp(unix.AF_INET); o.Errno != 0 || o.Priority != int(testEndpoint) {
+			t.Fatalf("new container: %+v", o)
+		}
+	}
+	m.left.Store(0)
+	eventually(t, "both are served", func() bool { return s.Stats().Listeners == 2 })
+	for range 20 {
+		for _, c := range []*child{c, fresh} {
+			if o := c.tcp(unix.AF_INET); o.Errno != 0 || o.Priority != int(testEndpoint) {
+				t.Fatalf("in the end: %+v", o)
+			}
+		}
+	}
+	s.Close()
+	for _, c := range []*child{c, fresh} {
+		if o := c.tcp(unix.AF_INET); o.Errno != 0 || o.Priority != 0 {
+			t.Errorf("after the agent: %+v", o)
+		}
 	}
 }
 

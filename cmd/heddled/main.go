@@ -363,6 +363,7 @@ func run(ctx context.Context, cfg node.Config, card string) error {
 	if os.Getenv("GOMAXPROCS") == "" && runtime.GOMAXPROCS(0) < leastProcs {
 		runtime.GOMAXPROCS(leastProcs) // from now on it does not follow changes of the cgroup's limit
 	}
+	go giveBack(ctx)
 	sayFiles(ctx, cfg.Log)
 	cfg.Features = doctor.Run(ctx, card)
 	if missing := doctor.Missing(cfg.Features); len(missing) > 0 {

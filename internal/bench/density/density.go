@@ -295,7 +295,7 @@ func (r *run) prepare(ctx context.Context) error {
 		}
 	}
 	var err error
-	if r.before, err = r.steady(ctx); err != nil {
+	if r.before, err = r.resting(ctx); err != nil {
 		return err
 	}
 	r.say("%d servers on each node; the agent of n2 has %.0f MB", r.options.servers(), r.before.agent/1e6)

@@ -23,7 +23,17 @@ type memory struct {
 const (
 	still       = 128 << 10
 	steadyLimit = 2500 * time.Millisecond // of short runs, less
+	// An agent gives memory back that it does not use in its second period of rest (cmd/heddled).
+	restsWithin = 12 * time.Second // of short runs, less
 )
+
+// resting is steady once the agent has given back what it does not use.
+func (r *run) resting(ctx context.Context) (memory, error) {
+	if err := proc.Pause(ctx, min(restsWithin, 12*r.options.Duration)); err != nil {
+		return memory{}, err
+	}
+	return r.steady(ctx)
+}
 
 // steady reads all memory once the kernel's has stopped moving.
 func (r *run) steady(ctx context.Context) (m memory, err error) {

@@ -86,7 +86,7 @@ func (r *run) containers(ctx context.Context, n int) (step Step, err error) {
 	if err := r.grow(ctx, &step); err != nil {
 		return step, err
 	}
-	now, err := r.steady(ctx)
+	now, err := r.resting(ctx)
 	if err != nil {
 		return step, err
 	}

@@ -9,6 +9,7 @@
 #include "include/abi/tag.h"
 #include "include/address.h"
 #include "include/mirror.h"
+#include "include/once.h"
 #include "sock/connect_forbidden.h"
 #include "sock/context.h"
 
@@ -35,6 +36,7 @@ static __always_inline int connect_crossing(struct bpf_sock_addr *ctx, bool sk6,
 	/* Its device is another network's. */
 	if (ep->flags & ENDPOINT_ADOPTED)
 		return refuse(REASON_REFUSE_BIND_FOREIGN, EADDRNOTAVAIL_);
+	happened(&sockets_crossed);
 	set_mark(ctx, tag, false);
 	tag->flags |= TAG_LOCAL | TAG_REMOTE;
 	set_overlay(&tag->local, !is_mapped(dst), ep->addr4.word[3]);

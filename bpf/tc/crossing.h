@@ -21,6 +21,7 @@
 #include "include/endpoint.h"
 #include "include/maps.h"
 #include "include/mirror.h"
+#include "include/once.h"
 #include "tc/packet.h"
 #include "tc/translate.h"
 
@@ -85,7 +86,7 @@ static __noinline bool is_crossed(struct __sk_buff *skb, const struct packet *p,
 	struct bpf_sock *sk;
 	bool ours = false;
 
-	if (!p || !ep || !k)
+	if (!p || !ep || !k || !may_have_happened(&sockets_crossed))
 		return false;
 	if (p->ipv6)
 		from = p->src6;

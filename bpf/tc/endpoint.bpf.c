@@ -104,7 +104,7 @@ static __always_inline int from_endpoint_verdict(struct __sk_buff *skb)
 {
 	__u32 ifindex = skb->ingress_ifindex;
 	struct endpoint *self, *peer;
-	bool taken = false, probe;
+	bool taken = false, probe, near;
 	struct packet p;
 	int kind, verdict;
 	__u32 reason;
@@ -138,7 +138,8 @@ static __always_inline int from_endpoint_verdict(struct __sk_buff *skb)
 		return drop(REASON_DROP_FORGED_DIRECT);
 	if (kind != PACKET_TCP && forges_error(skb, &p, self))
 		return drop(REASON_DROP_FORGED_ERROR);
-	peer = near_to(&p) ? NULL : endpoint_at(p.ip.daddr);
+	near = near_to(&p);
+	peer = near ? NULL : endpoint_at(p.ip.daddr);
 	verdict = filter_for(skb, &p, kind, self->addr4.word[3], peer);
 	if (verdict != FILTER_PASS)
 		return verdict;
@@ -154,10 +155,11 @@ static __always_inline int from_endpoint_verdict(struct __sk_buff *skb)
 			verdict = from_own(skb, &p, self, peer, &taken);
 		if (taken && !remember_plain(&p))
 			return drop(REASON_DROP_NOT_REMEMBERED);
-		return verdict;
+		if (taken || verdict != TC_ACT_OK || skb->mark == config_reject_mark || config_firewall_ns)
+			return verdict;
 	}
 	/* Masqueraded, a SYN forged in the container would look like the node's. */
-	if (!peer && protects(PROTECT_DIRECT_PORTS) && is_direct_port(&p))
+	if (!peer && !near && protects(PROTECT_DIRECT_PORTS) && is_direct_port(&p))
 		return drop(REASON_DROP_FORGED_DIRECT);
 	return leave(skb, &p, kind, self, peer);
 }

@@ -66,10 +66,10 @@ static __noinline int answer_firewall(struct __sk_buff *skb, const struct packet
 static __noinline int note_firewall_answer(const struct packet *p)
 {
 	const __u8 syn_ack = TCP_FLAG_SYN_ | TCP_FLAG_ACK_;
-	__u64 now = bpf_ktime_get_ns();
 	struct firewall_probe *probe;
 	struct firewall_key to = {};
 	struct flow_key k = {};
+	__u64 now;
 
 	if (!p || (p->tcp.flags & syn_ack) != syn_ack)
 		return 0;
@@ -82,6 +82,7 @@ static __noinline int note_firewall_answer(const struct packet *p)
 	if (!probe || !probe->expected || probe->expected != p->tcp.ack_seq)
 		return 0;
 	probe->passed = 1;
+	now = bpf_ktime_get_ns();
 	to.src = k.saddr;
 	to.port = k.dport;
 	set_overlay(&to.dst, p->ipv6, k.daddr);

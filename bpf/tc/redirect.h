@@ -13,6 +13,7 @@
 #include "include/limits.h"
 #include "include/maps.h"
 #include "include/mirror.h"
+#include "include/once.h"
 #include "include/route.h"
 #include "policy/filter.h"
 #include "tc/native.h"
@@ -22,16 +23,15 @@
 #define TTL_OFFSET       8 /* in an IPv4 header: TTL, protocol and checksum */
 #define HOP_LIMIT_OFFSET 7 /* in an IPv6 header */
 
+/* That of a device that can carry IPv4, bytes: what is no longer fits it, and IPv6's is above it. */
+#define SMALLEST_MTU 576
+
 /* The kernel's TC_PRIO_* for the two upper bits of an IPv4 header's TOS, 4 bits each: what
  * forwarding gives a packet (rt_tos2priority). */
 #define PRIORITY_BY_TOS 0x4620
 
 /* Not 0 where packets are redirected. Written by the agent. */
 volatile __u32 packets_redirected = 0;
-
-/* Not 0 once translated_pairs may have an entry. Written by the agent, too, which has an earlier
- * one's. */
-volatile __u32 pairs_translated = 0;
 
 static __always_inline void set_pair(struct address_pair *pair, const struct packet *p)
 {
@@ -50,8 +50,7 @@ static __noinline void note_translated(struct __sk_buff *skb, const struct packe
 
 	if (!p || !has_index(skb, INDEX_BEYOND))
 		return;
-	if (!pairs_translated)
-		pairs_translated = 1;
+	happened(&pairs_translated);
 	set_pair(&pair, p);
 	if (!bpf_map_lookup_elem(&translated_pairs, &pair))
 		bpf_map_update_elem(&translated_pairs, &pair, &one, BPF_ANY);
@@ -85,12 +84,12 @@ static __always_inline __u32 why_routed(struct __sk_buff *skb, const struct pack
 		return REASON_ROUTE_HOPS;
 	if (is_error(skb, p))
 		return REASON_ROUTE_ERROR;
-	if (pairs_translated) {
+	if (may_have_happened(&pairs_translated)) {
 		set_pair(&pair, p);
 		if (bpf_map_lookup_elem(&translated_pairs, &pair))
 			return REASON_ROUTE_TRANSLATED;
 	}
-	if (bpf_check_mtu(skb, ifindex, &length, 0, BPF_MTU_CHK_SEGS))
+	if (skb->len > SMALLEST_MTU && bpf_check_mtu(skb, ifindex, &length, 0, BPF_MTU_CHK_SEGS))
 		return REASON_ROUTE_SIZE;
 	return REASON_NONE;
 }
@@ -154,6 +153,16 @@ static __noinline int enter(struct __sk_buff *skb, const struct packet *p, const
 		return TC_ACT_SHOT;
 	count(REASON_REDIRECT_CONTAINER);
 	return bpf_redirect_peer(ifindex, 0);
+}
+
+/* Whether TCP between two containers of this node, self's of its own stack, may have to do with
+ * what to_endpoint alone gives to its socket or module, in either direction: each follows the
+ * other. */
+static __always_inline bool meets_sockets(const struct endpoint *self, const struct endpoint *peer)
+{
+	if (peer->flags & ENDPOINT_STACK)
+		return true;
+	return (self->flags | peer->flags) & ENDPOINT_INTERCEPTED && may_have_happened(&sockets_crossed);
 }
 
 /* Sends packet p, which may go, without a tunnel to whom these hardware addresses lead to. */
@@ -224,9 +233,7 @@ static __noinline int leave(struct __sk_buff *skb, const struct packet *p, int k
 	}
 	if (!packets_redirected || p->ip.saddr != self->addr4.word[3] || self->flags & ENDPOINT_ADOPTED)
 		return TC_ACT_OK;
-	/* The way back of these is by to_endpoint. */
-	if (kind == PACKET_TCP &&
-	    (crosses || self->flags & ENDPOINT_STACK || (peer && self->flags & ENDPOINT_INTERCEPTED)))
+	if (kind == PACKET_TCP && (crosses || self->flags & ENDPOINT_STACK || (peer && meets_sockets(self, peer))))
 		return by_stack(REASON_ROUTE_INTERCEPTED);
 	if (limits_in_force && limit_of(self->id))
 		return by_stack(REASON_ROUTE_LIMIT);

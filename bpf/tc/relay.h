@@ -13,6 +13,7 @@
 #include "include/count.h"
 #include "include/flow_table.h"
 #include "include/maps.h"
+#include "include/once.h"
 #include "policy/filter.h"
 #include "tc/packet.h"
 #include "tc/translate.h"
@@ -166,6 +167,7 @@ static __always_inline int relay_open(struct __sk_buff *skb, const struct packet
 		count(REASON_DROP_RELAY_CONFLICT);
 		return TC_ACT_OK; /* RST */
 	}
+	happened(&relays_opened);
 	back = relay_key(flow, flow->relay_port);
 	/* In this order: what is forgotten for it may have had the same way back. */
 	if (!remember_tuple(k, flow, tuple_owner(flow->src)) ||
@@ -183,7 +185,7 @@ static __noinline int relay_return(struct __sk_buff *skb, const struct packet *p
 	struct flow_key *outer, out, k, wire;
 	struct flow *flow;
 
-	if (!p)
+	if (!p || !may_have_happened(&relays_opened))
 		return -1;
 	k = packet_tuple(p);
 	outer = bpf_map_lookup_elem(&wire_by_relay, &k);

@@ -5,6 +5,7 @@
 #include "include/endpoint.h"
 #include "include/maps.h"
 #include "include/mirror.h"
+#include "include/once.h"
 #include "include/route.h"
 #include "policy/decide.h"
 #include "policy/filter.h"
@@ -69,14 +70,32 @@ static __noinline int steer_later(struct __sk_buff *skb, const struct packet *p,
 	return TC_ACT_OK;
 }
 
+/* Whether some socket of the node matches packet p for endpoint owner: then from_overlay sees to
+ * it. */
+static __noinline bool matches_socket(struct __sk_buff *skb, const struct packet *p, __u32 owner)
+{
+	struct bpf_sock *sk = p ? find_socket(skb, p, owner) : NULL;
+
+	if (!sk)
+		return false;
+	bpf_sk_release(sk);
+	return true;
+}
+
 /* Whether packet p, without a tunnel, needs nothing of from_overlay on its way to endpoint ep but
  * policy. */
-static __always_inline bool goes_straight(const struct packet *p, int kind, const struct endpoint *ep)
+static __always_inline bool goes_straight(struct __sk_buff *skb, const struct packet *p, int kind,
+                                          const struct endpoint *ep)
 {
 	if (kind != PACKET_TCP)
 		return true;
 	/* What begins a connection may be a probe of the firewalls, or the answer to one. */
-	return !(ep->flags & ENDPOINT_INTERCEPTED) && !(p->tcp.flags & TCP_FLAG_SYN_);
+	if (p->tcp.flags & TCP_FLAG_SYN_)
+		return false;
+	if (!(ep->flags & ENDPOINT_INTERCEPTED))
+		return true;
+	return !(ep->flags & ENDPOINT_STACK) && !may_have_happened(&sockets_crossed) &&
+	       !matches_socket(skb, p, ep->id);
 }
 
 /* A packet that came without a tunnel, for endpoint ep, or nobody known (NULL): into its container
@@ -90,8 +109,8 @@ static __noinline int enter_native(struct __sk_buff *skb, const struct packet *p
 
 	if (!p)
 		return TC_ACT_SHOT;
-	if (ep && goes_straight(p, kind, ep)) {
-		action = filter_for(skb, p, kind, 0, ep);
+	if (ep && goes_straight(skb, p, kind, ep)) {
+		action = kind == PACKET_TCP ? filter_tcp(skb, p, 0, 0, 0) : filter_other(skb, p, 0, 0, 0);
 		if (action == FILTER_PASS)
 			action = enter(skb, p, ep);
 		if (action != TC_ACT_OK)

@@ -241,6 +241,9 @@ func (p *Plane) handleTraps() error {
 // Run probes other nodes, ends what is above limits, follows passes that are stuck and tells of
 // connections, until ctx ends.
 func (p *Plane) Run(ctx context.Context) error {
+	if err := p.datapath.TakeOver(); err != nil {
+		p.log.Error("the programs go on looking for what may never have been done: each packet costs a little more", "err", err)
+	}
 	var wg sync.WaitGroup
 	wg.Go(func() { p.runProbes(ctx) })
 	wg.Go(func() { p.endOverQuota(ctx) })

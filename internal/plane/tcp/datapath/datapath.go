@@ -225,9 +225,6 @@ func (d *Datapath) load(spec *ebpf.CollectionSpec, known abi, types *btf.Cache) 
 	if err := d.stacksInForce(); err != nil {
 		return err
 	}
-	if err := d.takeOverPairs(); err != nil {
-		return err
-	}
 	return putCounters(d.objs.CountByReason, totals)
 }
 

@@ -975,6 +975,7 @@ const (
 	heddleVarConfigVtep            = "config_vtep"
 	heddleVarConfigVxlanPort       = "config_vxlan_port"
 	heddleVarConfigWithout         = "config_without"
+	heddleVarEarlierKnown          = "earlier_known"
 	heddleVarLeavingEndpoint       = "leaving_endpoint"
 	heddleVarLimitDevice           = "limit_device"
 	heddleVarLimitsInForce         = "limits_in_force"
@@ -986,6 +987,8 @@ const (
 	heddleVarPacketsRedirected     = "packets_redirected"
 	heddleVarPairsTranslated       = "pairs_translated"
 	heddleVarPassesUntil           = "passes_until"
+	heddleVarRelaysOpened          = "relays_opened"
+	heddleVarSocketsCrossed        = "sockets_crossed"
 	heddleVarStacksInForce         = "stacks_in_force"
 	heddleVarTunnelByProgram       = "tunnel_by_program"
 	heddleVarTypeAdmission         = "type_admission"
@@ -1208,6 +1211,7 @@ type heddleVariableSpecs struct {
 	ConfigVtep            *ebpf.VariableSpec `ebpf:"config_vtep"`
 	ConfigVxlanPort       *ebpf.VariableSpec `ebpf:"config_vxlan_port"`
 	ConfigWithout         *ebpf.VariableSpec `ebpf:"config_without"`
+	EarlierKnown          *ebpf.VariableSpec `ebpf:"earlier_known"`
 	LeavingEndpoint       *ebpf.VariableSpec `ebpf:"leaving_endpoint"`
 	LimitDevice           *ebpf.VariableSpec `ebpf:"limit_device"`
 	LimitsInForce         *ebpf.VariableSpec `ebpf:"limits_in_force"`
@@ -1219,6 +1223,8 @@ type heddleVariableSpecs struct {
 	PacketsRedirected     *ebpf.VariableSpec `ebpf:"packets_redirected"`
 	PairsTranslated       *ebpf.VariableSpec `ebpf:"pairs_translated"`
 	PassesUntil           *ebpf.VariableSpec `ebpf:"passes_until"`
+	RelaysOpened          *ebpf.VariableSpec `ebpf:"relays_opened"`
+	SocketsCrossed        *ebpf.VariableSpec `ebpf:"sockets_crossed"`
 	StacksInForce         *ebpf.VariableSpec `ebpf:"stacks_in_force"`
 	TunnelByProgram       *ebpf.VariableSpec `ebpf:"tunnel_by_program"`
 	TypeAdmission         *ebpf.VariableSpec `ebpf:"type_admission"`
@@ -1427,6 +1433,7 @@ type heddleVariables struct {
 	ConfigVtep            *ebpf.Variable `ebpf:"config_vtep"`
 	ConfigVxlanPort       *ebpf.Variable `ebpf:"config_vxlan_port"`
 	ConfigWithout         *ebpf.Variable `ebpf:"config_without"`
+	EarlierKnown          *ebpf.Variable `ebpf:"earlier_known"`
 	LeavingEndpoint       *ebpf.Variable `ebpf:"leaving_endpoint"`
 	LimitDevice           *ebpf.Variable `ebpf:"limit_device"`
 	LimitsInForce         *ebpf.Variable `ebpf:"limits_in_force"`
@@ -1438,6 +1445,8 @@ type heddleVariables struct {
 	PacketsRedirected     *ebpf.Variable `ebpf:"packets_redirected"`
 	PairsTranslated       *ebpf.Variable `ebpf:"pairs_translated"`
 	PassesUntil           *ebpf.Variable `ebpf:"passes_until"`
+	RelaysOpened          *ebpf.Variable `ebpf:"relays_opened"`
+	SocketsCrossed        *ebpf.Variable `ebpf:"sockets_crossed"`
 	StacksInForce         *ebpf.Variable `ebpf:"stacks_in_force"`
 	TunnelByProgram       *ebpf.Variable `ebpf:"tunnel_by_program"`
 	TypeAdmission         *ebpf.Variable `ebpf:"type_admission"`

@@ -301,5 +301,17 @@ func byDevice(t *testing.T, n atNodeB) {
 	first("a SYN", tcpSYN)
 	first("the answer to one", tcpSYN|tcpACK)
 	testutil.NoError(t, n.SetEndpoint(model.Endpoint{ID: 5, Name: "b", Addrs: []netip.Addr{overlayB}, Planes: intercepted(true)}, 0, ContainerSide{}))
-	first("data for an intercepted container", tcpACK)
+	first("data for an intercepted container, earlier programs' sockets unknown", tcpACK)
+	testutil.NoError(t, n.TakeOver())
+	arrives("data for an intercepted container's own stack", data, false, redirected)
+	testutil.NoError(t, n.objs.SocketsCrossed.Set(uint32(1)))
+	first("data where sockets cross", tcpACK)
+	testutil.NoError(t, n.objs.SocketsCrossed.Set(uint32(0)))
+	var l net.Listener
+	testutil.NoError(t, netns.Do(netns.Path(n.netns), func() (err error) {
+		l, err = net.Listen("tcp4", "0.0.0.0:80")
+		return err
+	}))
+	defer l.Close()
+	first("data that a socket of the node matches", tcpACK)
 }

@@ -57,19 +57,30 @@ func (d *Datapath) SetPackets(p Packets) error {
 	return nil
 }
 
-// takeOverPairs tells the programs whether earlier ones noted addresses between which the node's
-// firewall translates: else they need not look for any.
-func (d *Datapath) takeOverPairs() error {
-	var pair heddleAddressPair
-	err := d.objs.TranslatedPairs.NextKey(nil, &pair)
-	if errors.Is(err, ebpf.ErrKeyNotExist) {
-		return nil
+// TakeOver tells the programs what earlier ones noted of what hardly any node does, so that they
+// look for it only where it was done (include/once.h). All programs have to be in place.
+func (d *Datapath) TakeOver() error {
+	for _, of := range []struct {
+		noted    *ebpf.Map
+		happened *ebpf.Variable
+	}{
+		{d.objs.TranslatedPairs, d.objs.PairsTranslated},
+		{d.objs.CrossedByWire, d.objs.SocketsCrossed},
+		{d.objs.WireByRelay, d.objs.RelaysOpened},
+	} {
+		key := make([]byte, of.noted.KeySize())
+		switch err := of.noted.NextKey(nil, key); {
+		case errors.Is(err, ebpf.ErrKeyNotExist):
+		case err != nil:
+			return fmt.Errorf("read %s: %w", of.noted, err)
+		default:
+			if err := of.happened.Set(uint32(1)); err != nil {
+				return fmt.Errorf("tell the programs what %s has: %w", of.noted, err)
+			}
+		}
 	}
-	if err != nil {
-		return fmt.Errorf("read translated_pairs: %w", err)
-	}
-	if err := d.objs.PairsTranslated.Set(uint32(1)); err != nil {
-		return fmt.Errorf("set pairs_translated: %w", err)
+	if err := d.objs.EarlierKnown.Set(uint32(1)); err != nil {
+		return fmt.Errorf("set earlier_known: %w", err)
 	}
 	return nil
 }

@@ -199,14 +199,25 @@ func TestRedirectLeavesToTheStack(t *testing.T) {
 		if err := d.objs.TranslatedPairs.Put(pair, uint32(1)); err != nil {
 			t.Fatal(err)
 		}
-		testutil.NoError(t, d.takeOverPairs()) // as an agent that starts
+		testutil.NoError(t, d.TakeOver()) // as an agent that starts
 		sends(t, d, from, udp(overlayB, overlayA), actOK, heddleHeddleReasonREASON_ROUTE_TRANSLATED)
 		sends(t, d, over, udp(overlayA, overlayB), actOK, heddleHeddleReasonREASON_ROUTE_TRANSLATED)
 	})
 	t.Run("intercepted", func(t *testing.T) {
 		setSender(t, d, heddleEndpoint{Addr4: fromAddr(overlayB), Id: 5, Flags: uint32(heddleEndpointFlagsENDPOINT_INTERCEPTED)})
+		beside := frame(overlayB, besideB, 80, tcpSYN, nil)
 		sends(t, d, from, frame(overlayB, netip.MustParseAddr("10.244.1.9"), 80, tcpSYN, nil), actRedirect, heddleHeddleReasonREASON_REDIRECT_OVERLAY)
-		sends(t, d, from, frame(overlayB, besideB, 80, tcpSYN, nil), actOK, heddleHeddleReasonREASON_ROUTE_INTERCEPTED)
+		sends(t, d, from, beside, actRedirect, heddleHeddleReasonREASON_REDIRECT_CONTAINER)
+		testutil.NoError(t, d.objs.SocketsCrossed.Set(uint32(1)))
+		sends(t, d, from, beside, actOK, heddleHeddleReasonREASON_ROUTE_INTERCEPTED)
+		testutil.NoError(t, d.objs.SocketsCrossed.Set(uint32(0)))
+		testutil.NoError(t, d.objs.EarlierKnown.Set(uint32(0))) // of an agent before, nothing is known
+		sends(t, d, from, beside, actOK, heddleHeddleReasonREASON_ROUTE_INTERCEPTED)
+		testutil.NoError(t, d.objs.CrossedByWire.Put(heddleFlowKey{}, heddleAddress{}))
+		testutil.NoError(t, d.TakeOver())
+		sends(t, d, from, beside, actOK, heddleHeddleReasonREASON_ROUTE_INTERCEPTED)
+		testutil.NoError(t, d.objs.CrossedByWire.Delete(heddleFlowKey{}))
+		testutil.NoError(t, d.objs.SocketsCrossed.Set(uint32(0)))
 	})
 	t.Run("a module's", func(t *testing.T) {
 		setSender(t, d, heddleEndpoint{Addr4: fromAddr(overlayB), Id: 5, Flags: uint32(heddleEndpointFlagsENDPOINT_STACK)})

@@ -23,7 +23,7 @@
 #define TTL_OFFSET       8 /* in an IPv4 header: TTL, protocol and checksum */
 #define HOP_LIMIT_OFFSET 7 /* in an IPv6 header */
 
-/* That of a device that can carry IPv4, bytes: what is no longer fits it, and IPv6's is above it. */
+/* That of a device that can carry IPv4, in bytes: what is no longer fits it. IPv6 asks for more. */
 #define SMALLEST_MTU 576
 
 /* The kernel's TC_PRIO_* for the two upper bits of an IPv4 header's TOS, 4 bits each: what

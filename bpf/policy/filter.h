@@ -243,7 +243,12 @@ __noinline __u32 decide_tcp(struct filter_state *s, __u32 flags, __be32 translat
 	if (opener && flags & TCP_FLAG_RST_)
 		return VERDICT_ALLOW;
 	if (!opener) {
-		/* Forgotten, or older than this program: services have the lower ports. */
+		/* Forgotten, or older than this program. What a service answers is asked about as what
+		 * it answers. */
+		verdict = decide_service(&s->other);
+		if (verdict == VERDICT_LATER || verdict == VERDICT_BACKENDS)
+			return VERDICT_ALLOW;
+		/* Services have the lower ports. */
 		forward = bpf_ntohs(s->flow.dport) <= bpf_ntohs(s->flow.sport);
 		return forward ? decide_id(&s->flow) : decide_id(&s->other);
 	}

@@ -13,7 +13,12 @@ static __always_inline int deliver_verdict(struct __sk_buff *skb)
 	struct endpoint *ep;
 	struct packet p;
 
-	if (skb->mark == config_reject_mark || read_packet(skb, &p) != PACKET_TCP)
+	/* On its way here it became an ordinary packet again: see stop(). */
+	if (skb->mark == config_reject_mark) {
+		bpf_skb_change_type(skb, PACKET_MULTICAST_);
+		return TC_ACT_OK;
+	}
+	if (read_packet(skb, &p) != PACKET_TCP)
 		return TC_ACT_OK;
 	ep = endpoint_at(p.ip.daddr);
 	if (ep && divert(skb, &p, ep->id) >= DIVERT_TAKEN)

@@ -207,6 +207,10 @@ static __always_inline int to_endpoint_verdict(struct __sk_buff *skb)
 	struct packet p;
 	int kind, action;
 
+	/* Back from the shaping device, which hides where it came in and whose it is: it was asked
+	 * about before it waited. */
+	if (has_index(skb, INDEX_QUEUED))
+		return TC_ACT_OK;
 	kind = read_packet(skb, &p);
 	if (kind == PACKET_OTHER)
 		return TC_ACT_OK;

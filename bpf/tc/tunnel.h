@@ -186,8 +186,13 @@ static __always_inline bool decapsulate(struct __sk_buff *skb)
 		return false;
 	if (inner.protocol == bpf_htons(ETH_P_IPV6))
 		flags |= DECAP_L3_IPV6_;
-	return !bpf_skb_adjust_room(skb, -TUNNEL_HEADERS, BPF_ADJ_ROOM_MAC, flags) &&
-	       !bpf_skb_store_bytes(skb, 0, &inner, sizeof(inner), 0);
+	if (bpf_skb_adjust_room(skb, -TUNNEL_HEADERS, BPF_ADJ_ROOM_MAC, flags) ||
+	    bpf_skb_store_bytes(skb, 0, &inner, sizeof(inner), 0))
+		return false;
+	/* What a card found right may be the outer checksum alone, which says nothing of this packet:
+	 * one level of it goes, as the device has it. */
+	bpf_csum_level(skb, BPF_CSUM_LEVEL_DEC);
+	return true;
 }
 
 #endif

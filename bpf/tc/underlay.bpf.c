@@ -144,7 +144,7 @@ static __always_inline int from_underlay_verdict(struct __sk_buff *skb)
 	int kind, verdict;
 	__u32 reason;
 
-	if (has_index(skb, INDEX_JUDGED))
+	if (has_index(skb, INDEX_JUDGED) || has_index(skb, INDEX_QUEUED))
 		skb->tc_index = 0;
 	if (is_translated() && skb->ifindex == config_outer_ifindex) {
 		kind = from_wire(skb);

@@ -15,7 +15,7 @@ import (
 func TestRulesTakenAway(t *testing.T) {
 	clearPolicy(t)
 	lab.UnlimitedICMP(t)
-	free, rejected, own := lab.FreePort(), lab.FreePort(), lab.FreePort()
+	free, rejected, own, shut := lab.FreePort(), lab.FreePort(), lab.FreePort(), lab.FreePort()
 	plain, intercepted := lab.StartPeer(t, "overlay", "n1/c1"), lab.StartPeer(t, "heddle", "n1/c2")
 	node, outside := lab.StartPeer(t, "host", "n1/c2"), lab.StartOutside(t)
 	for _, server := range []*lab.Peer{node, outside} {
@@ -24,7 +24,9 @@ func TestRulesTakenAway(t *testing.T) {
 	}
 	intercepted.Must(`l = listen(4, "0.0.0.0", %d)`, own)
 	targets := []string{lab.Address(t, "host", "n1/c1"), lab.OutsideTarget(t)}
-	lab.ApplyPolicy(t, "flushed", nil, []map[string]any{{"action": "deny", "deny": "reject", "ports": []string{fmt.Sprintf("tcp/%d", rejected), fmt.Sprintf("udp/%d", rejected)}}})
+	toShut := lab.DenyRule("reject", shut)
+	toShut["peers"] = []any{map[string]any{"entity": "host"}}
+	lab.ApplyPolicy(t, "flushed", []map[string]any{toShut}, []map[string]any{{"action": "deny", "deny": "reject", "ports": []string{fmt.Sprintf("tcp/%d", rejected), fmt.Sprintf("udp/%d", rejected)}}})
 	works := func(when string) {
 		t.Helper()
 		for _, target := range targets {
@@ -57,6 +59,7 @@ func TestRulesTakenAway(t *testing.T) {
 		plain.Must(`socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"x", ("%s", %d))`, target, rejected)
 		plain.Expect(fmt.Sprint(int(syscall.EINPROGRESS)), `made[%d].connect_ex(("%s", %d))`, i, target, rejected)
 	}
+	node.Expect(fmt.Sprint(int(syscall.EINPROGRESS)), `(m := tcp(), m.setblocking(False), m.connect_ex(("%s", %d)))[2]`, lab.Address(t, "overlay", "n1/c1"), shut)
 	// What passes is there by now: the container sends it in the call itself.
 	if out := lab.InNode(t, "n1-c1", "ss", "-Htn", "state", "syn-sent"); strings.Count(out, fmt.Sprint(":", rejected)) != len(targets) {
 		t.Errorf("connects that policy rejects, without nftables: waiting are\n%s", out)
@@ -69,6 +72,10 @@ func TestRulesTakenAway(t *testing.T) {
 		now := lab.Counters(t, "n1")
 		return now["mend_firewall"] > before["mend_firewall"] && now["mend_routing"] > before["mend_routing"], fmt.Sprint(now)
 	})
+	// Some of each connect, and none that went round between the node and the container.
+	if rose := lab.Counters(t, "n1")["drop_policy_rejected"] - before["drop_policy_rejected"]; rose > 40 {
+		t.Errorf("%d packets were rejected by policy: what is stopped on its way into a container went round", rose)
+	}
 	for i := range targets { // by the SYN that is sent again
 		plain.Expect(`"ECONNREFUSED"`, `(select.select([], [made[%d]], [], PATIENCE), errno.errorcode[made[%[1]d].getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)])[1]`, i)
 	}

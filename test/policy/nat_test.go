@@ -52,9 +52,15 @@ func (w *translatedListeners) policy(client map[string]any, ports []int, other m
 
 // TestPolicyTranslated reaches containers by translation of addresses on their node, as docker's -p
 // and kube-proxy have it: policy is decided for the container and the true client, also on what is
-// open when it changes.
+// open when it changes, and where what the container receives waits in a queue.
 func TestPolicyTranslated(t *testing.T) {
 	w := newTranslatedListeners(t)
+	t.Run("free", w.decided)
+	lab.Limit(t, w.at, "--ingress", "200mbit")
+	t.Run("limited", w.decided)
+}
+
+func (w *translatedListeners) decided(t *testing.T) {
 	underlay := lab.Address(t, "host", w.at)
 	local := map[int][]string{4: {underlay, lab.ServiceAddr}, 6: {lab.Underlay6(t, "n1")}}
 	own := map[string]any{"prefix": lab.Address(t, "overlay", "n1/c2") + "/32"}
@@ -118,6 +124,27 @@ func TestPolicyTranslatedFar(t *testing.T) {
 			lab.ApplyPolicy(t, "far", []map[string]any{rule}, nil)
 			client.Expect(fmt.Sprintf(`["hi", %q]`, want), "attempts([[4, %q, %d, False, ''], [4, %[1]q, %[3]d, %[4]s, '']], 0.5)",
 				lab.ServiceAddr, outer[open], outer[closed], map[bool]string{true: "True", false: "False"}[deny == "drop"])
+		}
+	}
+}
+
+// TestPolicyRefusesLimited: a container with a limit on what it receives hears at once that what it
+// asks for is forbidden, although the answer waits in a queue.
+func TestPolicyRefusesLimited(t *testing.T) {
+	shut := lab.FreePort()
+	lab.ApplyPolicy(t, "refused", []map[string]any{lab.DenyRule("reject", shut)}, nil)
+	for _, at := range []string{"n1/c2", "n2/c1"} {
+		startPolicyPeer(t, "overlay", at).Must("serve([%d])", shut)
+	}
+	client := startPolicyPeer(t, "overlay", "n1/c1")
+	for _, limit := range [][]string{nil, {"--ingress", "200mbit"}} {
+		if limit != nil {
+			lab.Limit(t, "n1/c1", limit...)
+		}
+		for _, at := range []string{"n1/c2", "n2/c1"} {
+			for _, addr := range []string{fmt.Sprintf("4, %q", lab.Address(t, "overlay", at)), fmt.Sprintf("6, %q", lab.Overlay6(t, at))} {
+				client.Expect(`["ECONNREFUSED"]`, "attempts([[%s, %d, False, '']], 0)", addr, shut)
+			}
 		}
 	}
 }

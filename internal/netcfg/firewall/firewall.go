@@ -142,7 +142,10 @@ func (r ruleset) addDeliver() {
 		r.rule(divert, "what opens a connection and is not marked, or is translated, is routed to the endpoint's device, where policy is asked",
 			openingExprs(match...))
 	}
-	r.rule(divert, "packets for a node socket that holds an overlay address are local", divertExprs(r.cfg.Mark))
+	r.rule(divert, "packets for a node socket that holds an overlay address are local", divertExprs(unix.IPPROTO_TCP, r.cfg.Mark))
+	for _, proto := range []byte{unix.IPPROTO_ICMP, unix.IPPROTO_ICMPV6} {
+		r.rule(divert, "and so is an error about what it sent, such as that it is too large for a hop", divertExprs(proto, r.cfg.Mark))
+	}
 
 	deliver := r.base("deliver", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, deliverPriority)
 	r.rule(deliver, "it is local", markMatch(r.cfg.Mark), decided(expr.VerdictAccept))
@@ -154,11 +157,12 @@ func (r ruleset) addDeliver() {
 	}
 }
 
-// divertExprs is "meta l4proto tcp socket transparent 1 meta mark set mark".
-func divertExprs(mark uint32) []expr.Any {
+// divertExprs is "meta l4proto proto socket transparent 1 meta mark set mark". The kernel finds the
+// socket of an ICMP error by the packet that it quotes.
+func divertExprs(proto byte, mark uint32) []expr.Any {
 	return []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.IPPROTO_TCP}},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{proto}},
 		&expr.Socket{Key: expr.SocketKeyTransparent, Register: 1},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{1}},
 		&expr.Immediate{Register: 1, Data: binaryutil.NativeEndian.PutUint32(mark)},

@@ -87,6 +87,8 @@ func TestFilterServices(t *testing.T) {
 			s.expect("SYN", out, syn, 0, allowed, laterMark)
 			s.expect("SYN to its backend", over, ip(s.own, s.backend, 6, segment(4000, 8080, tcpSYN)), 0, allowed, 0)
 			s.expect("SYN-ACK", in, ip(s.vip, s.own, 6, segment(80, 4000, tcpSYN|tcpACK)), 5, allowed, 0)
+			s.expect("what a forgotten connection's server says", in, ip(s.vip, s.own, 6, segment(80, 4001, tcpACK)), 5, allowed, 0)
+			s.expect("the same of no service's port", in, ip(s.vip, s.own, 6, segment(81, 4001, tcpACK)), 5, "reject", 0)
 			s.expect("data", out, ip(s.own, s.vip, 6, segment(4000, 80, tcpACK)), 0, allowed, laterMark)
 			s.expect("a SYN in the service's name", in, ip(s.vip, s.own, 6, segment(80, 4000, tcpSYN)), 5, "drop", 0)
 			s.expect("a port that is no service's", out, ip(s.own, s.vip, 6, segment(4000, 81, tcpSYN)), 0, "reject", 0)

@@ -233,7 +233,8 @@ static __noinline int leave(struct __sk_buff *skb, const struct packet *p, int k
 	}
 	if (!packets_redirected || p->ip.saddr != self->addr4.word[3] || self->flags & ENDPOINT_ADOPTED)
 		return TC_ACT_OK;
-	if (kind == PACKET_TCP && (crosses || self->flags & ENDPOINT_STACK || (peer && meets_sockets(self, peer))))
+	if (kind == PACKET_TCP &&
+	    (crosses || self->flags & ENDPOINT_STACK || (peer && meets_sockets(self, peer))))
 		return by_stack(REASON_ROUTE_INTERCEPTED);
 	if (limits_in_force && limit_of(self->id))
 		return by_stack(REASON_ROUTE_LIMIT);

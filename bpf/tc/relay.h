@@ -78,12 +78,13 @@ static __always_inline void note_end(struct flow *flow, const struct flow_key *o
                                      __u16 by)
 {
 	bool reset = p->tcp.flags & TCP_FLAG_RST_;
+	__u16 more = reset ? ENDED : by, was;
 	__u32 reason = REASON_RELAY_OPENED;
 
 	if (!(p->tcp.flags & (TCP_FLAG_RST_ | TCP_FLAG_FIN_)) || has_ended(flow))
 		return;
-	flow->ended |= reset ? ENDED : by;
-	if (!has_ended(flow))
+	was = add_ended(flow, more);
+	if ((was & ENDED) == ENDED || ((was | more) & ENDED) != ENDED)
 		return;
 	/* A RST is how connections end that a changed policy forbids, too. */
 	if (reset && has_policy() && decide_flow(flow))
@@ -95,9 +96,9 @@ static __always_inline void note_end(struct flow *flow, const struct flow_key *o
 static __always_inline void note_established(struct flow *flow, const struct flow_key *outer,
                                              const struct packet *p)
 {
-	if (flow->ended & (RELAY_TOLD | ENDED) || p->tcp.flags & TCP_FLAG_RST_)
+	if (flow->ended & (RELAY_TOLD | ENDED) || p->tcp.flags & TCP_FLAG_RST_ ||
+	    add_ended(flow, RELAY_TOLD) & (RELAY_TOLD | ENDED))
 		return;
-	flow->ended |= RELAY_TOLD;
 	report_relay(outer, flow, FLOW_EVENT_OPENED, REASON_RELAY_OPENED, 0);
 }
 
@@ -115,6 +116,12 @@ static __noinline int restore_back(const struct flow_key *outer, const struct fl
 		return 0;
 	count(REASON_RELAY_RESTORED);
 	return 0;
+}
+
+/* Whether the relay leads to where its endpoint still is. */
+static __always_inline bool relay_leads(const struct flow *flow)
+{
+	return (config_relay_groups && flow->ifindex == config_divert_ifindex) || relayed_to(flow);
 }
 
 /* Hands a rewritten packet to the node's own stack, by whose lookup it finds its socket. */
@@ -155,8 +162,9 @@ static __always_inline int relay_open(struct __sk_buff *skb, const struct packet
 	if (!ifindex)
 		return TC_ACT_OK;
 	/* Retransmitted: as before. */
-	if (old && old->kind == FLOW_RELAY && !(old->ended & ENDED) && old->ipv6 == flow->ipv6 &&
-	    old->src == flow->src && old->dst == flow->dst && old->dst_port == flow->dst_port) {
+	if (old && old->kind == FLOW_RELAY && !(old->ended & ENDED) && old->ifindex == ifindex &&
+	    old->ipv6 == flow->ipv6 && old->src == flow->src && old->dst == flow->dst &&
+	    old->dst_port == flow->dst_port) {
 		restore_back(k, old);
 		return relay_forward(skb, p, old);
 	}

@@ -55,6 +55,11 @@ static __noinline int steer_later(struct __sk_buff *skb, const struct packet *p,
 			relay_ends(k, flow, REASON_CUT_POLICY, 0);
 		return stop(skb, VERDICT_REJECT);
 	}
+	/* Its container was made anew, or is gone: the node says that it knows no such connection. */
+	if (flow->kind == FLOW_RELAY && !relay_leads(flow)) {
+		bpf_map_delete_elem(&flow_by_wire, k);
+		return TC_ACT_OK;
+	}
 	if (flow->kind == FLOW_RELAY) {
 		note_established(flow, k, p);
 		note_end(flow, k, p, ENDED_BY_SENDER);

@@ -99,6 +99,21 @@ func TestRelayRestored(t *testing.T) {
 		t.Errorf("a RST of the endpoint: verdict %d, want it sent on", verdict)
 	}
 	remembered("after a RST of the endpoint", 0, 0)
+
+	// A container made anew has another device: its connections are gone, a SYN finds it.
+	arrives(tcpSYN)
+	const anew = 2
+	if err := d.SetEndpoint(y, anew, ContainerSide{}); err != nil {
+		t.Fatal(err)
+	}
+	if verdict := run(d.objs.FromUnderlay, relayed(overlayA, 40000, 0, tcpACK)); verdict != actOK {
+		t.Errorf("data for a container that is gone: verdict %d, want it left to the node, which refuses it", verdict)
+	}
+	arrives(tcpSYN)
+	var flow heddleFlow
+	if it := d.objs.FlowByWire.Iterate(); !it.Next(&key, &flow) || flow.Ifindex != anew {
+		t.Errorf("relayed to device %d, want %d", flow.Ifindex, anew)
+	}
 }
 
 // TestRelayToGroup: where the kernel assigns no packet to a listener that has SO_REUSEPORT, which is

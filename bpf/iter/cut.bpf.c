@@ -135,7 +135,7 @@ static __always_inline void end_plain(struct bpf_iter__tcp *ctx, struct sock_com
 /* opener_of for an iterator, which is no packet: nobody is heard of. */
 static __always_inline __u32 opener_seen(const struct flow_id *f)
 {
-	return recall_flow(&openers_by_owner, f, ANY_TIME, false);
+	return recall_flow(&openers_by_owner, f, ANY_TIME, false, false);
 }
 
 /* Ends what policy forbids of the connections of processes that are not intercepted: run in each

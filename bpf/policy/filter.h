@@ -101,7 +101,7 @@ __noinline int note_flow(const struct flow_id *f, __u32 opener)
 
 __noinline __u32 noted(const struct flow_id *f, __u32 units)
 {
-	return recall_flow(&datagrams_by_owner, f, units, false);
+	return recall_flow(&datagrams_by_owner, f, units, false, false);
 }
 
 /* Finds what is behind the IPv6 header: protocol, its offset, and whether this is a fragment. */
@@ -179,10 +179,11 @@ __noinline int note_opener(const struct flow_id *f, __u32 opener)
 	return remember_flow(&openers_by_owner, f, opener);
 }
 
-/* Who opened f: OPENER_AS_SENT, an overlay address, or 0: nothing is known of it. */
-__noinline __u32 opener_of(const struct flow_id *f)
+/* Who opened f: OPENER_AS_SENT, an overlay address, or 0: nothing is known of it. flags are those
+ * of the packet that asks. */
+__noinline __u32 opener_of(const struct flow_id *f, __u32 flags)
 {
-	return recall_flow(&openers_by_owner, f, ANY_TIME, true);
+	return recall_flow(&openers_by_owner, f, ANY_TIME, true, flags & (TCP_FLAG_FIN_ | TCP_FLAG_RST_));
 }
 
 /* The verdict on a flow that opener opened, as f says or in the name of another. */
@@ -202,7 +203,7 @@ static __always_inline __u32 decide_opened(const struct flow_id *f, __u32 opener
  * come in the service's name: they pass by what is remembered here. */
 static __always_inline __u32 decide_to_service(struct filter_state *s, __u32 flags, __u32 verdict)
 {
-	__u32 opener = opener_of(&s->flow);
+	__u32 opener = opener_of(&s->flow, flags);
 
 	if (verdict >= VERDICT_LATER) {
 		if (opener != OPENER_SERVICE)
@@ -234,9 +235,9 @@ __noinline __u32 decide_tcp(struct filter_state *s, __u32 flags, __be32 translat
 		return verdict;
 	}
 	reverse_flow(&s->flow, &s->other);
-	opener = opener_of(&s->flow);
+	opener = opener_of(&s->flow, flags);
 	if (!opener) {
-		opener = opener_of(&s->other);
+		opener = opener_of(&s->other, flags);
 		forward = false;
 	}
 	/* What ends a connection may pass: it was let through when it was opened. */
@@ -259,7 +260,7 @@ __noinline __u32 decide_tcp(struct filter_state *s, __u32 flags, __be32 translat
 /* Whether f is known to go to a service. */
 static __always_inline bool goes_to_service(const struct flow_id *f)
 {
-	__u32 opener = f->protocol == IPPROTO_TCP_ ? opener_of(f) : noted(f, ANSWER_TIME);
+	__u32 opener = f->protocol == IPPROTO_TCP_ ? opener_of(f, 0) : noted(f, ANSWER_TIME);
 
 	return opener == OPENER_SERVICE;
 }
@@ -457,7 +458,7 @@ static __noinline int filter_tcp(struct __sk_buff *skb, const struct packet *p, 
 	start(p, s, sender, receiver);
 	s->flow.sport = p->tcp.source;
 	s->flow.dport = p->tcp.dest;
-	first = is_syn(p) && sender && !opener_of(&s->flow);
+	first = is_syn(p) && sender && !opener_of(&s->flow, 0);
 	verdict = decide_tcp(s, p->tcp.flags, translated, sender != 0);
 	if (first && passes(verdict))
 		report_packet(&s->flow, 0, true);

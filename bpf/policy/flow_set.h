@@ -11,6 +11,9 @@
 #include "include/endpoint.h"
 #include "include/protection.h"
 
+/* In seen: an end of the flow has said that it ends. It is known as before, and the first to go. */
+#define FLOW_CLOSES 0x80000000u
+
 /* Whose flow f is. Containers cannot send in another's name, and hosts outside share one place. */
 static __always_inline __be32 owner_of(const struct flow_id *f)
 {
@@ -53,6 +56,11 @@ static __always_inline struct flow_set_key flow_set_key(const struct flow_id *f,
 /* A set to begin with: callers' stacks are full. */
 const volatile struct flow_set no_flows = {};
 
+static __always_inline __u32 last_heard(__u32 seen)
+{
+	return seen & FLOW_CLOSES ? 0 : seen;
+}
+
 /* Remembers value of f in one of the maps above, and gives 1 if nothing was. Inlined once for each
  * map: only then the lookup is. */
 static __always_inline int remember_flow(void *map, const struct flow_id *f, __u32 value)
@@ -80,7 +88,7 @@ static __always_inline int remember_flow(void *map, const struct flow_id *f, __u
 			at = i;
 			break;
 		}
-		if (set->flow[i].seen < set->flow[at & (SET_FLOWS - 1)].seen)
+		if (last_heard(set->flow[i].seen) < last_heard(set->flow[at & (SET_FLOWS - 1)].seen))
 			at = i;
 	}
 	at &= SET_FLOWS - 1;
@@ -97,8 +105,9 @@ static __always_inline int remember_flow(void *map, const struct flow_id *f, __u
 #define ANY_TIME (~0U)
 
 /* What is remembered of f, if it was heard of in the last so many units of time; 0 if nothing is.
- * again: it is heard of now. */
-static __always_inline __u32 recall_flow(void *map, const struct flow_id *f, __u32 units, bool again)
+ * again: it is heard of now; closes: and ends. */
+static __always_inline __u32 recall_flow(void *map, const struct flow_id *f, __u32 units, bool again,
+                                         bool closes)
 {
 	struct flow_set_key k;
 	struct flow_set *set;
@@ -118,7 +127,11 @@ static __always_inline __u32 recall_flow(void *map, const struct flow_id *f, __u
 			continue;
 		if (units != ANY_TIME && now - set->flow[i].seen > units)
 			return 0;
-		if (again && set->flow[i].seen != now)
+		if (set->flow[i].seen & FLOW_CLOSES)
+			return set->flow[i].value;
+		if (closes)
+			set->flow[i].seen = now | FLOW_CLOSES;
+		else if (again && set->flow[i].seen != now)
 			set->flow[i].seen = now;
 		return set->flow[i].value;
 	}

@@ -52,15 +52,16 @@ static __always_inline bool cuts_tcp4(struct __sk_buff *skb, const struct packet
  * and the options of multicast listener discovery are what hosts send. */
 static __always_inline bool buries_tcp6(struct __sk_buff *skb, const struct packet *p)
 {
-	__u8 next;
+	__u8 next = IPPROTO_TCP_;
 
 	switch (p->ip.protocol) {
 	case NEXTHDR_FRAGMENT_:
+		bpf_skb_load_bytes(skb, ETH_HLEN + sizeof(struct ip6hdr_), &next, sizeof(next));
+		return next == IPPROTO_TCP_ || next == NEXTHDR_HOP_ || next == NEXTHDR_ROUTING_ ||
+		       next == NEXTHDR_FRAGMENT_ || next == NEXTHDR_DEST_ || next == NEXTHDR_AUTH_;
 	case NEXTHDR_HOP_:
-		if (bpf_skb_load_bytes(skb, ETH_HLEN + sizeof(struct ip6hdr_), &next, sizeof(next)))
-			return true;
-		return next != IPPROTO_ICMPV6_ &&
-		       !(next == IPPROTO_UDP_ && p->ip.protocol == NEXTHDR_FRAGMENT_);
+		bpf_skb_load_bytes(skb, ETH_HLEN + sizeof(struct ip6hdr_), &next, sizeof(next));
+		return next != IPPROTO_ICMPV6_;
 	case NEXTHDR_ROUTING_:
 	case NEXTHDR_DEST_:
 	case NEXTHDR_AUTH_:

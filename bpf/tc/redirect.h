@@ -71,6 +71,31 @@ static __always_inline bool is_error(struct __sk_buff *skb, const struct packet 
 	       !(type == ICMP_ECHO || type == ICMP_ECHO_REPLY);
 }
 
+/* Whether ICMP error p is said by whom its receiver sent what it quotes, and that is no TCP: no
+ * socket of the node sent it. Translation apart, the node's stack knows nothing of it: its flow is
+ * redirected. Not static, so that the verifier looks at it once. */
+__noinline int is_answer(struct __sk_buff *skb, const struct packet *p)
+{
+	struct ip6hdr_ six;
+	struct iphdr_ four;
+	int i;
+
+	if (!p)
+		return 0;
+	if (!p->ipv6)
+		return !bpf_skb_load_bytes(skb, ETH_HLEN + sizeof(four) + sizeof(struct icmphdr_), &four,
+		                           sizeof(four)) &&
+		       four.saddr == p->ip.daddr && four.daddr == p->ip.saddr &&
+		       four.protocol != IPPROTO_TCP_;
+	if (bpf_skb_load_bytes(skb, ETH_HLEN + sizeof(six) + sizeof(struct icmphdr_), &six, sizeof(six)))
+		return 0;
+	for (i = 0; i < 4; i++) {
+		if (six.saddr[i] != p->dst6.word[i] || six.daddr[i] != p->src6.word[i])
+			return 0;
+	}
+	return six.next_header == IPPROTO_UDP_ || six.next_header == IPPROTO_ICMPV6_;
+}
+
 /* Why packet p, on its way out of device ifindex, needs the node's stack; REASON_NONE: it needs
  * nothing of it. */
 static __always_inline __u32 why_routed(struct __sk_buff *skb, const struct packet *p, __u32 ifindex)
@@ -82,7 +107,7 @@ static __always_inline __u32 why_routed(struct __sk_buff *skb, const struct pack
 		return REASON_ROUTE_OPTIONS;
 	if (p->ip.ttl <= 1)
 		return REASON_ROUTE_HOPS;
-	if (is_error(skb, p))
+	if (is_error(skb, p) && !is_answer(skb, p))
 		return REASON_ROUTE_ERROR;
 	if (may_have_happened(&pairs_translated)) {
 		set_pair(&pair, p);

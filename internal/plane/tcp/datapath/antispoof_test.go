@@ -161,6 +161,8 @@ func TestFrameGuard(t *testing.T) {
 		{"IPv6 TCP", ethernet(0x86dd, ipv6(own6, router, 6, make([]byte, 20))), 0},
 		{"IPv6 multicast listener report", ethernet(0x86dd, ipv6(linkLocal, router, 0, append(next(58)[:8], 143, 0, 0, 0))), 0},
 		{"IPv6 UDP fragment", ethernet(0x86dd, ipv6(own6, router, 44, next(17))), 0},
+		{"IPv6 SCTP fragment", ethernet(0x86dd, ipv6(own6, router, 44, next(132))), 0},
+		{"IPv6 fragment of options", ethernet(0x86dd, ipv6(own6, router, 44, next(60))), hidden},
 		{"IPv6 TCP fragment", ethernet(0x86dd, ipv6(own6, router, 44, next(6))), hidden},
 		{"IPv6 TCP behind options", ethernet(0x86dd, ipv6(own6, router, 60, next(6))), hidden},
 		{"IPv6 TCP behind hop options", ethernet(0x86dd, ipv6(own6, router, 0, next(6))), hidden},

@@ -62,3 +62,23 @@ func TestFilterFlood(t *testing.T) {
 		t.Errorf("sets: %d of the flood's sender, %d of the container's, %d of hosts outside, %d owners", of(other), of(own), sets[0], len(sets))
 	}
 }
+
+// TestFilterForgetsClosed: connections that are closed make the programs forget none that lives,
+// however many there are.
+func TestFilterForgetsClosed(t *testing.T) {
+	d := loadFilter(t)
+	own, peer := policyPlace(2, 2, false), policyPlace(1, 2, false)
+	apply(t, d, twoWays(own, peer, model.PairVerdict{}, model.PairVerdict{Default: model.VerdictDrop}))
+	out, in := d.objs.FromEndpoint, d.objs.FromOverlay
+	follow(t, d, []step{{"SYN", out, ip(own, peer, 6, segment(40, 55, tcpSYN)), allowed}})
+	for i := range 30000 {
+		for _, flags := range []byte{tcpSYN, []byte{tcpRST, 0x01 | tcpACK}[i%2]} {
+			frame := ip(own, peer, 6, segment(0, 0, flags))
+			binary.BigEndian.PutUint32(frame[34:], uint32(i)<<8|1<<30)
+			if _, _, err := out.Test(frame); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	follow(t, d, []step{{"data to the lower port", in, ip(peer, own, 6, segment(55, 40, tcpACK)), allowed}})
+}

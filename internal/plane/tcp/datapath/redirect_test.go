@@ -156,8 +156,13 @@ func TestRedirectLeavesToTheStack(t *testing.T) {
 	options := withSum(append([]byte{0x46, 0, 0, 24, 0, 0, 0, 0, 64, 17, 0, 0}, append(append(overlayB.AsSlice(), overlayA.AsSlice()...), 1, 1, 1, 0)...))
 	last := udp(overlayB, overlayA)
 	last[22] = 1
-	icmp := func(src, dst netip.Addr, kind byte) []byte {
-		return ethernet(0x0800, withSum(ipv4(src, dst, 1, 0, append([]byte{kind, 0, 0, 0, 0, 0, 0, 0}, ipv4(dst, src, 17, 0, make([]byte, 8))...))))
+	icmp := func(src, dst netip.Addr, kind byte, about []byte) []byte {
+		return ethernet(0x0800, withSum(ipv4(src, dst, 1, 0, append([]byte{kind, 0, 0, 0, 0, 0, 0, 0}, about...))))
+	}
+	about := func(src, dst netip.Addr, protocol byte) []byte { return ipv4(src, dst, protocol, 0, make([]byte, 8)) }
+	six := func(src, dst netip.Addr, protocol byte) []byte {
+		quoted := ipv6(overlay6(dst), overlay6(src), protocol, make([]byte, 8))
+		return ethernet(0x86dd, ipv6(overlay6(src), overlay6(dst), 58, append([]byte{1, 4, 0, 0, 0, 0, 0, 0}, quoted...)))
 	}
 	from, over := d.objs.FromEndpoint, d.objs.FromOverlay
 	for name, tc := range map[string]struct {
@@ -168,8 +173,9 @@ func TestRedirectLeavesToTheStack(t *testing.T) {
 		"options":               {from, ethernet(0x0800, options), heddleHeddleReasonREASON_ROUTE_OPTIONS},
 		"hop options, IPv6":     {over, ethernet(0x86dd, ipv6(overlay6(overlayA), overlay6(overlayB), 0, append([]byte{17, 0, 1, 4, 0, 0, 0, 0}, make([]byte, 16)...))), heddleHeddleReasonREASON_ROUTE_OPTIONS},
 		"last hop":              {from, withSumAt14(last), heddleHeddleReasonREASON_ROUTE_HOPS},
-		"unreachable":           {from, icmp(overlayB, overlayA, 3), heddleHeddleReasonREASON_ROUTE_ERROR},
-		"time exceeded, comes":  {over, icmp(overlayA, overlayB, 11), heddleHeddleReasonREASON_ROUTE_ERROR},
+		"unreachable, TCP":      {from, icmp(overlayB, overlayA, 3, about(overlayA, overlayB, 6)), heddleHeddleReasonREASON_ROUTE_ERROR},
+		"unreachable, TCP6":     {from, six(overlayB, overlayA, 6), heddleHeddleReasonREASON_ROUTE_ERROR},
+		"time exceeded, comes":  {over, icmp(overlayA, overlayB, 11, about(overlayB, underlayB, 17)), heddleHeddleReasonREASON_ROUTE_ERROR},
 		"beyond the overlay":    {from, udp(overlayB, netip.MustParseAddr("198.51.100.1")), 0},
 		"to its node":           {from, udp(overlayB, netip.MustParseAddr("10.244.2.1")), 0},
 		"to nobody of the node": {from, udp(overlayB, netip.MustParseAddr("10.244.2.99")), 0},
@@ -178,7 +184,11 @@ func TestRedirectLeavesToTheStack(t *testing.T) {
 		t.Run(name, func(t *testing.T) { sends(t, d, tc.prog, tc.frame, actOK, tc.reason) })
 	}
 	t.Run("echo is no error", func(t *testing.T) {
-		sends(t, d, from, icmp(overlayB, overlayA, 8), actRedirect, heddleHeddleReasonREASON_REDIRECT_OVERLAY)
+		sends(t, d, from, icmp(overlayB, overlayA, 8, about(overlayA, overlayB, 6)), actRedirect, heddleHeddleReasonREASON_REDIRECT_OVERLAY)
+	})
+	t.Run("an error of a datagram's receiver", func(t *testing.T) {
+		sends(t, d, from, icmp(overlayB, overlayA, 3, about(overlayA, overlayB, 17)), actRedirect, heddleHeddleReasonREASON_REDIRECT_OVERLAY)
+		sends(t, d, over, six(overlayA, overlayB, 17), actRedirect, heddleHeddleReasonREASON_REDIRECT_CONTAINER)
 	})
 	t.Run("limits", func(t *testing.T) {
 		if err := d.SetLimit(6, Limit{Egress: Cap{Rate: 1, Class: 1}}); err != nil {

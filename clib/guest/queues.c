@@ -167,11 +167,14 @@ static void reset_at_close(int fd)
 	call(SYS_setsockopt, fd, SOL_SOCKET, SO_LINGER, &linger, sizeof(linger));
 }
 
-/* Ends an orphaned connection as the agent does. The next call is told. */
+/* Ends an orphaned connection as the agent does: at once, and by a RST. The next call is told. */
 static void end_orphaned(struct connection *c, int fd)
 {
-	reset_at_close(fd);
-	call(SYS_shutdown, fd, SHUT_RDWR);
+	struct sockaddr none = {.sa_family = AF_UNSPEC};
+
+	reset_at_close(fd); /* a module's, which cannot be disconnected */
+	if (failed(call(SYS_connect, fd, &none, sizeof(none))))
+		call(SYS_shutdown, fd, SHUT_RDWR);
 	atomic_store_explicit(&c->words->error, ECONNRESET, memory_order_relaxed);
 	atomic_fetch_or_explicit(&c->words->state, QUEUES_STREAM_DEAD, memory_order_release);
 	atomic_store(&c->words->out_waiting, 0);

@@ -153,3 +153,26 @@ func TestRegionOfAServiceThatDied(t *testing.T) {
 		}
 	}
 }
+
+// TestDisconnect: who is at the other end of a connection that the agent ends is told of a reset,
+// at once, and not that what came was all.
+func TestDisconnect(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	testutil.NoError(t, err)
+	defer l.Close()
+	conn, err := net.Dial("tcp", l.Addr().String())
+	testutil.NoError(t, err)
+	defer conn.Close()
+	peer, err := l.Accept()
+	testutil.NoError(t, err)
+	defer peer.Close()
+	file, err := conn.(*net.TCPConn).File()
+	testutil.NoError(t, err)
+	defer file.Close()
+	for range 2 { // and one that is over stays so
+		testutil.NoError(t, disconnect(int(file.Fd())))
+	}
+	if n, err := peer.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) {
+		t.Errorf("the other end read %d bytes, %v; want %v", n, err, unix.ECONNRESET)
+	}
+}

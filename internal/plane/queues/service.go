@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -62,7 +63,8 @@ func (p *Plane) serve(ctx context.Context, l *link) error {
 	greets, cancel := context.WithTimeout(ctx, process.Answers)
 	greeting, _, err := request[protocol.Plain, protocol.Plain](greets, l, &hello, &hello.Head, -1)
 	cancel()
-	if err == nil {
+	greeted := err == nil
+	if greeted {
 		l.owners = greeting.Value&protocol.Owners != 0
 		p.mu.Lock()
 		p.link = l
@@ -74,7 +76,9 @@ func (p *Plane) serve(ctx context.Context, l *link) error {
 	p.link = nil
 	p.ended++
 	p.mu.Unlock()
-	if ctx.Err() == nil {
+	// One that has not answered may be of another version, or slow: it has what programs of before
+	// have, and no region of this agent's.
+	if greeted && ctx.Err() == nil {
 		endProcess(pidfd)
 		p.lose()
 	}
@@ -87,7 +91,12 @@ func endProcess(pidfd int) {
 	if pidfd < 0 || unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0) != nil {
 		return // it has ended
 	}
-	_, _ = unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, int(process.Answers.Milliseconds()))
+	for until := time.Now().Add(process.Answers); ; {
+		_, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, int(max(0, time.Until(until)).Milliseconds()))
+		if !errors.Is(err, unix.EINTR) {
+			return
+		}
+	}
 }
 
 // watch waits until the service has ended, and gives why. One that hangs is ended: what programs
@@ -218,7 +227,18 @@ func (p *Plane) cut(g guest.Connection) {
 		return
 	}
 	defer closeFD(fd)
-	// Its last close resets it: the peer is not to take what came for all there was.
-	_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
-	_ = unix.Shutdown(fd, unix.SHUT_RDWR) // it may be over
+	// By a RST: the peer is not to take what came for all there was.
+	if err := disconnect(fd); err != nil {
+		p.cfg.Log.Error("a connection whose queues have ended is not", "err", err)
+	}
+}
+
+// disconnect ends a connection at once, and by a RST: connect() with AF_UNSPEC, for which the
+// library has no address. One that is over stays so.
+func disconnect(fd int) error {
+	none := unix.RawSockaddr{Family: unix.AF_UNSPEC}
+	if _, _, errno := unix.Syscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(&none)), unsafe.Sizeof(none)); errno != 0 {
+		return fmt.Errorf("disconnect: %w", errno)
+	}
+	return nil
 }

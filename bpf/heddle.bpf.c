@@ -47,6 +47,7 @@ const struct socket_owner_record *type_socket_owner_record __attribute__((unused
 const struct socket_record *type_socket_record __attribute__((unused));
 const struct syn_option *type_syn_option __attribute__((unused));
 const enum neighbour_times *type_neighbour_times __attribute__((unused));
+const enum once *type_once __attribute__((unused));
 const enum heddle_path *type_heddle_path __attribute__((unused));
 const enum heddle_reason *type_heddle_reason __attribute__((unused));
 const enum heddle_protection *type_heddle_protection __attribute__((unused));

@@ -342,6 +342,24 @@ struct {
  * answered. */
 LRU_HASH(crossed_by_wire, struct flow_key, struct address, 65536);
 
+/* Whether an endpoint, by the lower bits of its id, ever had such a connection: 1. Written by
+ * sock/connect_crossing.h and the agent, read by include/once.h. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 16384);
+	__type(key, __u32);
+	__type(value, __u32);
+} crossed_by_id SEC(".maps");
+
+/* What was done at least once on this node, by enum once. Written and read by include/once.h, and
+ * written by the agent. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, ONCE_MAX);
+	__type(key, __u32);
+	__type(value, __u32);
+} happened_once SEC(".maps");
+
 /* When the nodes' firewalls last let a connection from a container to an address and port pass, in
  * nanoseconds of CLOCK_MONOTONIC. Written and read by sock/firewall.h. When one is pushed out, the
  * next connection goes by the firewalls again. */

@@ -25,6 +25,11 @@ static __always_inline __u64 digest_tuple(const struct flow_key *k)
 }
 
 /* Whether both ends of a relayed connection said that it ends. */
+static __always_inline bool has_ended(const struct flow *flow)
+{
+	return (flow->ended & ENDED) == ENDED;
+}
+
 /* Notes more in flow.ended, and gives what was there before: both ends may say something at once,
  * on two processors. */
 static __always_inline __u16 add_ended(struct flow *flow, __u16 more)
@@ -34,11 +39,6 @@ static __always_inline __u16 add_ended(struct flow *flow, __u16 more)
 	               "the upper half, little endian, of a word that has its alignment");
 
 	return __sync_fetch_and_or((__u32 *)(void *)&flow->relay_port, (__u32)more << 16) >> 16;
-}
-
-static __always_inline bool has_ended(const struct flow *flow)
-{
-	return (flow->ended & ENDED) == ENDED;
 }
 
 /* The endpoint of a relayed connection; NULL: it is gone. */

@@ -206,7 +206,7 @@ static __always_inline __u32 decide_to_service(struct filter_state *s, __u32 fla
 	__u32 opener = opener_of(&s->flow, flags);
 
 	if (verdict >= VERDICT_LATER) {
-		if (opener != OPENER_SERVICE)
+		if (opener != OPENER_SERVICE || (flags & (TCP_FLAG_SYN_ | TCP_FLAG_ACK_)) == TCP_FLAG_SYN_)
 			note_opener(&s->flow, OPENER_SERVICE);
 		return verdict;
 	}

@@ -58,7 +58,7 @@ const volatile struct flow_set no_flows = {};
 
 static __always_inline __u32 last_heard(__u32 seen)
 {
-	return seen & FLOW_CLOSES ? 0 : seen;
+	return seen & FLOW_CLOSES ? 1 : seen; /* 0: a place that is free */
 }
 
 /* Remembers value of f in one of the maps above, and gives 1 if nothing was. Inlined once for each

@@ -36,7 +36,7 @@ static __always_inline int connect_crossing(struct bpf_sock_addr *ctx, bool sk6,
 	/* Its device is another network's. */
 	if (ep->flags & ENDPOINT_ADOPTED)
 		return refuse(REASON_REFUSE_BIND_FOREIGN, EADDRNOTAVAIL_);
-	happened(&sockets_crossed);
+	crosses_once(ep->id);
 	set_mark(ctx, tag, false);
 	tag->flags |= TAG_LOCAL | TAG_REMOTE;
 	set_overlay(&tag->local, !is_mapped(dst), ep->addr4.word[3]);

@@ -86,7 +86,7 @@ static __noinline bool is_crossed(struct __sk_buff *skb, const struct packet *p,
 	struct bpf_sock *sk;
 	bool ours = false;
 
-	if (!p || !ep || !k || !may_have_happened(&sockets_crossed))
+	if (!p || !ep || !k || !may_cross(ep->id))
 		return false;
 	if (p->ipv6)
 		from = p->src6;

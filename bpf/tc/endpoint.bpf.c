@@ -209,7 +209,7 @@ static __always_inline int to_endpoint_verdict(struct __sk_buff *skb)
 
 	/* Back from the shaping device, which hides where it came in and whose it is: it was asked
 	 * about before it waited. */
-	if (has_index(skb, INDEX_QUEUED))
+	if (was_queued(skb))
 		return TC_ACT_OK;
 	kind = read_packet(skb, &p);
 	if (kind == PACKET_OTHER)

@@ -77,7 +77,7 @@ static __always_inline int to_overlay_verdict(struct __sk_buff *skb)
 	struct packet p;
 	int kind, action;
 
-	if (has_index(skb, INDEX_REDIRECTED) || has_index(skb, INDEX_QUEUED))
+	if (has_index(skb, INDEX_REDIRECTED) || was_queued(skb))
 		return TC_ACT_OK; /* from_endpoint asked, or this before it waited in the shaping device */
 	kind = read_packet(skb, &p);
 	if (kind != PACKET_OTHER)

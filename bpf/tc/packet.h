@@ -46,6 +46,13 @@ static __always_inline bool has_index(const struct __sk_buff *skb, __u32 index)
 	return (skb->tc_index & (0xff00 | index)) == index;
 }
 
+/* Whether the packet is back from the shaping device. Where others' namespaces set the field their
+ * packets have not come in by that device. */
+static __always_inline bool was_queued(const struct __sk_buff *skb)
+{
+	return has_index(skb, INDEX_QUEUED) && limit_device && skb->ingress_ifindex == limit_device;
+}
+
 /* What read_packet found. */
 enum packet_kind {
 	PACKET_OTHER, /* no IP */

@@ -50,7 +50,7 @@ static __noinline void note_translated(struct __sk_buff *skb, const struct packe
 
 	if (!p || !has_index(skb, INDEX_BEYOND))
 		return;
-	happened(&pairs_translated);
+	happened(ONCE_TRANSLATED);
 	set_pair(&pair, p);
 	if (!bpf_map_lookup_elem(&translated_pairs, &pair))
 		bpf_map_update_elem(&translated_pairs, &pair, &one, BPF_ANY);
@@ -109,7 +109,7 @@ static __always_inline __u32 why_routed(struct __sk_buff *skb, const struct pack
 		return REASON_ROUTE_HOPS;
 	if (is_error(skb, p) && !is_answer(skb, p))
 		return REASON_ROUTE_ERROR;
-	if (may_have_happened(&pairs_translated)) {
+	if (may_have_happened(ONCE_TRANSLATED)) {
 		set_pair(&pair, p);
 		if (bpf_map_lookup_elem(&translated_pairs, &pair))
 			return REASON_ROUTE_TRANSLATED;
@@ -187,7 +187,8 @@ static __always_inline bool meets_sockets(const struct endpoint *self, const str
 {
 	if (peer->flags & ENDPOINT_STACK)
 		return true;
-	return (self->flags | peer->flags) & ENDPOINT_INTERCEPTED && may_have_happened(&sockets_crossed);
+	return (self->flags & ENDPOINT_INTERCEPTED && may_cross(self->id)) ||
+	       (peer->flags & ENDPOINT_INTERCEPTED && may_cross(peer->id));
 }
 
 /* Sends packet p, which may go, without a tunnel to whom these hardware addresses lead to. */

@@ -110,6 +110,7 @@ static __noinline int restore_back(const struct flow_key *outer, const struct fl
 
 	if (!outer || !flow || has_ended(flow))
 		return 0;
+	happened(ONCE_RELAYED);
 	back = relay_key(flow, flow->relay_port);
 	if (bpf_map_lookup_elem(&wire_by_relay, &back) ||
 	    bpf_map_update_elem(&wire_by_relay, &back, outer, BPF_NOEXIST))
@@ -175,7 +176,7 @@ static __always_inline int relay_open(struct __sk_buff *skb, const struct packet
 		count(REASON_DROP_RELAY_CONFLICT);
 		return TC_ACT_OK; /* RST */
 	}
-	happened(&relays_opened);
+	happened(ONCE_RELAYED);
 	back = relay_key(flow, flow->relay_port);
 	/* In this order: what is forgotten for it may have had the same way back. */
 	if (!remember_tuple(k, flow, tuple_owner(flow->src)) ||
@@ -193,7 +194,7 @@ static __noinline int relay_return(struct __sk_buff *skb, const struct packet *p
 	struct flow_key *outer, out, k, wire;
 	struct flow *flow;
 
-	if (!p || !may_have_happened(&relays_opened))
+	if (!p || !may_have_happened(ONCE_RELAYED))
 		return -1;
 	k = packet_tuple(p);
 	outer = bpf_map_lookup_elem(&wire_by_relay, &k);

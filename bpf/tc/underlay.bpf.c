@@ -44,6 +44,7 @@ static __noinline int steer_later(struct __sk_buff *skb, const struct packet *p,
                                   struct flow *flow)
 {
 	struct endpoint *ep;
+	struct flow_key back;
 	__u32 state = 0;
 
 	if (!p || !k || !flow)
@@ -57,6 +58,8 @@ static __noinline int steer_later(struct __sk_buff *skb, const struct packet *p,
 	}
 	/* Its container was made anew, or is gone: the node says that it knows no such connection. */
 	if (flow->kind == FLOW_RELAY && !relay_leads(flow)) {
+		back = relay_key(flow, flow->relay_port);
+		bpf_map_delete_elem(&wire_by_relay, &back);
 		bpf_map_delete_elem(&flow_by_wire, k);
 		return TC_ACT_OK;
 	}
@@ -99,8 +102,7 @@ static __always_inline bool goes_straight(struct __sk_buff *skb, const struct pa
 		return false;
 	if (!(ep->flags & ENDPOINT_INTERCEPTED))
 		return true;
-	return !(ep->flags & ENDPOINT_STACK) && !may_have_happened(&sockets_crossed) &&
-	       !matches_socket(skb, p, ep->id);
+	return !(ep->flags & ENDPOINT_STACK) && !may_cross(ep->id) && !matches_socket(skb, p, ep->id);
 }
 
 /* A packet that came without a tunnel, for endpoint ep, or nobody known (NULL): into its container

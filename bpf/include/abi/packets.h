@@ -18,6 +18,14 @@ struct address_pair {
 	__be32 high;
 };
 
+/* What is in happened_once: not 0 once it was done. */
+enum once {
+	ONCE_TRANSLATED, /* translated_pairs may have an entry */
+	ONCE_RELAYED,    /* wire_by_relay may */
+	ONCE_KNOWN,      /* these and crossed_by_id have what was done before there were they */
+	ONCE_MAX,
+};
+
 /* How packets reach a node. */
 struct way {
 	__u64 until; /* believed until then, ns since boot */

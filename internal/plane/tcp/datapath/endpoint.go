@@ -58,7 +58,10 @@ func (d *Datapath) SetEndpoint(e model.Endpoint, ifindex int, inside ContainerSi
 		v.Flags |= old.Flags & uint32(heddleEndpointFlagsENDPOINT_STACK)
 	}
 	d.set.Store(e.ID, v)
-	err = errors.Join(
+	if !known { // another may have had the id
+		err = d.objs.CrossedById.Put(v.Id&uint32(model.MaxEndpointID), uint32(0))
+	}
+	err = errors.Join(err,
 		d.openAccount(e.ID),
 		d.openSockets(e.ID),
 		d.openPorts(e.ID),

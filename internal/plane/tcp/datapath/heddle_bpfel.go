@@ -470,6 +470,15 @@ type heddleNodePort struct {
 	Waits   uint32
 }
 
+type heddleOnce uint32
+
+const (
+	heddleOnceONCE_TRANSLATED heddleOnce = 0
+	heddleOnceONCE_RELAYED    heddleOnce = 1
+	heddleOnceONCE_KNOWN      heddleOnce = 2
+	heddleOnceONCE_MAX        heddleOnce = 3
+)
+
 type heddlePairKey struct {
 	_    structs.HostLayout
 	From uint32
@@ -844,6 +853,7 @@ const (
 	heddleMapClassByAddr           = "class_by_addr"
 	heddleMapClassByPrefix         = "class_by_prefix"
 	heddleMapCountByReason         = "count_by_reason"
+	heddleMapCrossedById           = "crossed_by_id"
 	heddleMapCrossedByWire         = "crossed_by_wire"
 	heddleMapDatagramsByOwner      = "datagrams_by_owner"
 	heddleMapEndpointByAddr        = "endpoint_by_addr"
@@ -857,6 +867,7 @@ const (
 	heddleMapForbiddenByFirewall   = "forbidden_by_firewall"
 	heddleMapGroupByListener       = "group_by_listener"
 	heddleMapGroupsBySock          = "groups_by_sock"
+	heddleMapHappenedOnce          = "happened_once"
 	heddleMapLeftToDevice          = "left_to_device"
 	heddleMapLimitByEndpoint       = "limit_by_endpoint"
 	heddleMapMappedByInner         = "mapped_by_inner"
@@ -975,7 +986,6 @@ const (
 	heddleVarConfigVtep            = "config_vtep"
 	heddleVarConfigVxlanPort       = "config_vxlan_port"
 	heddleVarConfigWithout         = "config_without"
-	heddleVarEarlierKnown          = "earlier_known"
 	heddleVarLeavingEndpoint       = "leaving_endpoint"
 	heddleVarLimitDevice           = "limit_device"
 	heddleVarLimitsInForce         = "limits_in_force"
@@ -985,10 +995,7 @@ const (
 	heddleVarNoTuples              = "no_tuples"
 	heddleVarOrphansUntil          = "orphans_until"
 	heddleVarPacketsRedirected     = "packets_redirected"
-	heddleVarPairsTranslated       = "pairs_translated"
 	heddleVarPassesUntil           = "passes_until"
-	heddleVarRelaysOpened          = "relays_opened"
-	heddleVarSocketsCrossed        = "sockets_crossed"
 	heddleVarStacksInForce         = "stacks_in_force"
 	heddleVarTunnelByProgram       = "tunnel_by_program"
 	heddleVarTypeAdmission         = "type_admission"
@@ -1003,6 +1010,7 @@ const (
 	heddleVarTypeHeddleVerdict     = "type_heddle_verdict"
 	heddleVarTypeLimitFlags        = "type_limit_flags"
 	heddleVarTypeNeighbourTimes    = "type_neighbour_times"
+	heddleVarTypeOnce              = "type_once"
 	heddleVarTypePolicyFlags       = "type_policy_flags"
 	heddleVarTypeRouteFlags        = "type_route_flags"
 	heddleVarTypeServiceFlags      = "type_service_flags"
@@ -1122,6 +1130,7 @@ type heddleMapSpecs struct {
 	ClassByAddr         *ebpf.MapSpec `ebpf:"class_by_addr"`
 	ClassByPrefix       *ebpf.MapSpec `ebpf:"class_by_prefix"`
 	CountByReason       *ebpf.MapSpec `ebpf:"count_by_reason"`
+	CrossedById         *ebpf.MapSpec `ebpf:"crossed_by_id"`
 	CrossedByWire       *ebpf.MapSpec `ebpf:"crossed_by_wire"`
 	DatagramsByOwner    *ebpf.MapSpec `ebpf:"datagrams_by_owner"`
 	EndpointByAddr      *ebpf.MapSpec `ebpf:"endpoint_by_addr"`
@@ -1135,6 +1144,7 @@ type heddleMapSpecs struct {
 	ForbiddenByFirewall *ebpf.MapSpec `ebpf:"forbidden_by_firewall"`
 	GroupByListener     *ebpf.MapSpec `ebpf:"group_by_listener"`
 	GroupsBySock        *ebpf.MapSpec `ebpf:"groups_by_sock"`
+	HappenedOnce        *ebpf.MapSpec `ebpf:"happened_once"`
 	LeftToDevice        *ebpf.MapSpec `ebpf:"left_to_device"`
 	LimitByEndpoint     *ebpf.MapSpec `ebpf:"limit_by_endpoint"`
 	MappedByInner       *ebpf.MapSpec `ebpf:"mapped_by_inner"`
@@ -1211,7 +1221,6 @@ type heddleVariableSpecs struct {
 	ConfigVtep            *ebpf.VariableSpec `ebpf:"config_vtep"`
 	ConfigVxlanPort       *ebpf.VariableSpec `ebpf:"config_vxlan_port"`
 	ConfigWithout         *ebpf.VariableSpec `ebpf:"config_without"`
-	EarlierKnown          *ebpf.VariableSpec `ebpf:"earlier_known"`
 	LeavingEndpoint       *ebpf.VariableSpec `ebpf:"leaving_endpoint"`
 	LimitDevice           *ebpf.VariableSpec `ebpf:"limit_device"`
 	LimitsInForce         *ebpf.VariableSpec `ebpf:"limits_in_force"`
@@ -1221,10 +1230,7 @@ type heddleVariableSpecs struct {
 	NoTuples              *ebpf.VariableSpec `ebpf:"no_tuples"`
 	OrphansUntil          *ebpf.VariableSpec `ebpf:"orphans_until"`
 	PacketsRedirected     *ebpf.VariableSpec `ebpf:"packets_redirected"`
-	PairsTranslated       *ebpf.VariableSpec `ebpf:"pairs_translated"`
 	PassesUntil           *ebpf.VariableSpec `ebpf:"passes_until"`
-	RelaysOpened          *ebpf.VariableSpec `ebpf:"relays_opened"`
-	SocketsCrossed        *ebpf.VariableSpec `ebpf:"sockets_crossed"`
 	StacksInForce         *ebpf.VariableSpec `ebpf:"stacks_in_force"`
 	TunnelByProgram       *ebpf.VariableSpec `ebpf:"tunnel_by_program"`
 	TypeAdmission         *ebpf.VariableSpec `ebpf:"type_admission"`
@@ -1239,6 +1245,7 @@ type heddleVariableSpecs struct {
 	TypeHeddleVerdict     *ebpf.VariableSpec `ebpf:"type_heddle_verdict"`
 	TypeLimitFlags        *ebpf.VariableSpec `ebpf:"type_limit_flags"`
 	TypeNeighbourTimes    *ebpf.VariableSpec `ebpf:"type_neighbour_times"`
+	TypeOnce              *ebpf.VariableSpec `ebpf:"type_once"`
 	TypePolicyFlags       *ebpf.VariableSpec `ebpf:"type_policy_flags"`
 	TypeRouteFlags        *ebpf.VariableSpec `ebpf:"type_route_flags"`
 	TypeServiceFlags      *ebpf.VariableSpec `ebpf:"type_service_flags"`
@@ -1282,6 +1289,7 @@ type heddleMaps struct {
 	ClassByAddr         *ebpf.Map `ebpf:"class_by_addr"`
 	ClassByPrefix       *ebpf.Map `ebpf:"class_by_prefix"`
 	CountByReason       *ebpf.Map `ebpf:"count_by_reason"`
+	CrossedById         *ebpf.Map `ebpf:"crossed_by_id"`
 	CrossedByWire       *ebpf.Map `ebpf:"crossed_by_wire"`
 	DatagramsByOwner    *ebpf.Map `ebpf:"datagrams_by_owner"`
 	EndpointByAddr      *ebpf.Map `ebpf:"endpoint_by_addr"`
@@ -1295,6 +1303,7 @@ type heddleMaps struct {
 	ForbiddenByFirewall *ebpf.Map `ebpf:"forbidden_by_firewall"`
 	GroupByListener     *ebpf.Map `ebpf:"group_by_listener"`
 	GroupsBySock        *ebpf.Map `ebpf:"groups_by_sock"`
+	HappenedOnce        *ebpf.Map `ebpf:"happened_once"`
 	LeftToDevice        *ebpf.Map `ebpf:"left_to_device"`
 	LimitByEndpoint     *ebpf.Map `ebpf:"limit_by_endpoint"`
 	MappedByInner       *ebpf.Map `ebpf:"mapped_by_inner"`
@@ -1343,6 +1352,7 @@ func (m *heddleMaps) Close() error {
 		m.ClassByAddr,
 		m.ClassByPrefix,
 		m.CountByReason,
+		m.CrossedById,
 		m.CrossedByWire,
 		m.DatagramsByOwner,
 		m.EndpointByAddr,
@@ -1356,6 +1366,7 @@ func (m *heddleMaps) Close() error {
 		m.ForbiddenByFirewall,
 		m.GroupByListener,
 		m.GroupsBySock,
+		m.HappenedOnce,
 		m.LeftToDevice,
 		m.LimitByEndpoint,
 		m.MappedByInner,
@@ -1433,7 +1444,6 @@ type heddleVariables struct {
 	ConfigVtep            *ebpf.Variable `ebpf:"config_vtep"`
 	ConfigVxlanPort       *ebpf.Variable `ebpf:"config_vxlan_port"`
 	ConfigWithout         *ebpf.Variable `ebpf:"config_without"`
-	EarlierKnown          *ebpf.Variable `ebpf:"earlier_known"`
 	LeavingEndpoint       *ebpf.Variable `ebpf:"leaving_endpoint"`
 	LimitDevice           *ebpf.Variable `ebpf:"limit_device"`
 	LimitsInForce         *ebpf.Variable `ebpf:"limits_in_force"`
@@ -1443,10 +1453,7 @@ type heddleVariables struct {
 	NoTuples              *ebpf.Variable `ebpf:"no_tuples"`
 	OrphansUntil          *ebpf.Variable `ebpf:"orphans_until"`
 	PacketsRedirected     *ebpf.Variable `ebpf:"packets_redirected"`
-	PairsTranslated       *ebpf.Variable `ebpf:"pairs_translated"`
 	PassesUntil           *ebpf.Variable `ebpf:"passes_until"`
-	RelaysOpened          *ebpf.Variable `ebpf:"relays_opened"`
-	SocketsCrossed        *ebpf.Variable `ebpf:"sockets_crossed"`
 	StacksInForce         *ebpf.Variable `ebpf:"stacks_in_force"`
 	TunnelByProgram       *ebpf.Variable `ebpf:"tunnel_by_program"`
 	TypeAdmission         *ebpf.Variable `ebpf:"type_admission"`
@@ -1461,6 +1468,7 @@ type heddleVariables struct {
 	TypeHeddleVerdict     *ebpf.Variable `ebpf:"type_heddle_verdict"`
 	TypeLimitFlags        *ebpf.Variable `ebpf:"type_limit_flags"`
 	TypeNeighbourTimes    *ebpf.Variable `ebpf:"type_neighbour_times"`
+	TypeOnce              *ebpf.Variable `ebpf:"type_once"`
 	TypePolicyFlags       *ebpf.Variable `ebpf:"type_policy_flags"`
 	TypeRouteFlags        *ebpf.Variable `ebpf:"type_route_flags"`
 	TypeServiceFlags      *ebpf.Variable `ebpf:"type_service_flags"`

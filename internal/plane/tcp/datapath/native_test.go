@@ -304,9 +304,9 @@ func byDevice(t *testing.T, n atNodeB) {
 	first("data for an intercepted container, earlier programs' sockets unknown", tcpACK)
 	testutil.NoError(t, n.TakeOver())
 	arrives("data for an intercepted container's own stack", data, false, redirected)
-	testutil.NoError(t, n.objs.SocketsCrossed.Set(uint32(1)))
+	testutil.NoError(t, n.objs.CrossedById.Put(uint32(5), uint32(1)))
 	first("data where sockets cross", tcpACK)
-	testutil.NoError(t, n.objs.SocketsCrossed.Set(uint32(0)))
+	testutil.NoError(t, n.objs.CrossedById.Put(uint32(5), uint32(0)))
 	var l net.Listener
 	testutil.NoError(t, netns.Do(netns.Path(n.netns), func() (err error) {
 		l, err = net.Listen("tcp4", "0.0.0.0:80")

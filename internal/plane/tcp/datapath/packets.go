@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -57,30 +58,45 @@ func (d *Datapath) SetPackets(p Packets) error {
 	return nil
 }
 
-// TakeOver tells the programs what earlier ones noted of what hardly any node does, so that they
-// look for it only where it was done (include/once.h). All programs have to be in place.
+// mirrorSlots is how many mirror addresses an endpoint has, of which some are crossing addresses
+// (include/mirror.h).
+const mirrorSlots = 1024
+
+// TakeOver has the programs know what was done on this node before there were maps that say so, so
+// that they look for it only where it was (include/once.h). All programs have to be in place.
 func (d *Datapath) TakeOver() error {
-	for _, of := range []struct {
-		noted    *ebpf.Map
-		happened *ebpf.Variable
-	}{
-		{d.objs.TranslatedPairs, d.objs.PairsTranslated},
-		{d.objs.CrossedByWire, d.objs.SocketsCrossed},
-		{d.objs.WireByRelay, d.objs.RelaysOpened},
+	for what, noted := range map[heddleOnce]*ebpf.Map{
+		heddleOnceONCE_TRANSLATED: d.objs.TranslatedPairs,
+		heddleOnceONCE_RELAYED:    d.objs.WireByRelay,
 	} {
-		key := make([]byte, of.noted.KeySize())
-		switch err := of.noted.NextKey(nil, key); {
+		switch err := noted.NextKey(nil, make([]byte, noted.KeySize())); {
 		case errors.Is(err, ebpf.ErrKeyNotExist):
 		case err != nil:
-			return fmt.Errorf("read %s: %w", of.noted, err)
+			return fmt.Errorf("read %s: %w", noted, err)
 		default:
-			if err := of.happened.Set(uint32(1)); err != nil {
-				return fmt.Errorf("tell the programs what %s has: %w", of.noted, err)
+			if err := d.objs.HappenedOnce.Put(uint32(what), uint32(1)); err != nil {
+				return fmt.Errorf("write happened_once: %w", err)
 			}
 		}
 	}
-	if err := d.objs.EarlierKnown.Set(uint32(1)); err != nil {
-		return fmt.Errorf("set earlier_known: %w", err)
+	var (
+		at     heddleFlowKey
+		behind heddleAddress
+	)
+	crossed := d.objs.CrossedByWire.Iterate()
+	for crossed.Next(&at, &behind) {
+		var crossing [4]byte
+		binary.NativeEndian.PutUint32(crossing[:], at.Daddr)
+		id := binary.BigEndian.Uint32(crossing[:]) & 0xffffff / mirrorSlots
+		if err := d.objs.CrossedById.Put(id, uint32(1)); err != nil {
+			return fmt.Errorf("write crossed_by_id: %w", err)
+		}
+	}
+	if err := crossed.Err(); err != nil {
+		return fmt.Errorf("read crossed_by_wire: %w", err)
+	}
+	if err := d.objs.HappenedOnce.Put(uint32(heddleOnceONCE_KNOWN), uint32(1)); err != nil {
+		return fmt.Errorf("write happened_once: %w", err)
 	}
 	return nil
 }

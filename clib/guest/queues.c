@@ -87,27 +87,47 @@ static struct queues_nqe about(struct connection *c, uint32_t operation)
 	                           .offset = c->sides->out.own};
 }
 
-/* Takes back the n bytes that were put last, if their service died before: the agent writes that
- * first, and then looks for bytes in the ring, as put() writes first and then looks. One of the two
- * sees what the other has written. If both do, the connection is over, and the next call is told.
- * Bytes that were there before have the agent end it in any case. */
-static bool taken_back(struct connection *c, size_t n)
+/* Whether the agent has written that the service has died, and bytes are in the ring. The service may
+ * have sent them, and died before it could say so: they are never sent by anybody else. */
+static bool left_behind(struct connection *c)
 {
-	struct direction *d = &c->sides->out;
-
-	if (atomic_load_explicit(&c->header->ended, memory_order_acquire) != QUEUES_ENDED_DIED ||
-	    atomic_load_explicit(&c->words->out_consumed, memory_order_acquire) != d->own - n)
-		return false;
-	d->own -= n;
-	atomic_store_explicit(&c->words->out_produced, d->own, memory_order_release);
-	return true;
+	return atomic_load_explicit(&c->header->ended, memory_order_acquire) == QUEUES_ENDED_DIED &&
+	       in_ring(c) > 0; /* in this order: it may have taken all before */
 }
 
-/* Puts bytes into the ring, as far as there is room. */
-static size_t put(struct connection *c, struct buffers *b)
+/* Has the last close of a socket reset its connection: the peer is not to take what came for all
+ * there was. */
+static void reset_at_close(int fd)
+{
+	struct {
+		int on;
+		uint32_t seconds;
+	} linger = {1, 0};
+
+	call(SYS_setsockopt, fd, SOL_SOCKET, SO_LINGER, &linger, sizeof(linger));
+}
+
+/* Ends a connection whose bytes nobody takes any more as the agent does: at once, and by a RST. The
+ * next call is told. */
+static void end_orphaned(struct connection *c, int fd)
+{
+	struct sockaddr none = {.sa_family = AF_UNSPEC};
+
+	reset_at_close(fd); /* a module's, which cannot be disconnected */
+	if (failed(call(SYS_connect, fd, &none, sizeof(none))))
+		call(SYS_shutdown, fd, SHUT_RDWR);
+	atomic_store_explicit(&c->words->error, ECONNRESET, memory_order_relaxed);
+	atomic_fetch_or_explicit(&c->words->state, QUEUES_STREAM_DEAD, memory_order_release);
+	atomic_store(&c->words->out_waiting, 0);
+	call(SYS_futex, &c->words->out_waiting, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+}
+
+/* Puts bytes into the ring, as far as there is room. Of a service that died just before, the agent
+ * writes that first, and then looks for bytes in the ring; here they are written first. One of the
+ * two sees what the other has written, and ends the connection. */
+static size_t put(struct connection *c, int fd, struct buffers *b)
 {
 	struct direction *d = &c->sides->out;
-	struct buffers before = *b;
 	size_t at = d->own & (c->capacity - 1), end = c->capacity - at, n = c->capacity - in_ring(c);
 	uint32_t asleep = 1;
 
@@ -121,9 +141,9 @@ static size_t put(struct connection *c, struct buffers *b)
 	d->own += n;
 	atomic_store_explicit(&c->words->out_produced, d->own, memory_order_release);
 	atomic_thread_fence(memory_order_seq_cst);
-	if (taken_back(c, n)) {
-		*b = before;
-		return 0;
+	if (left_behind(c)) {
+		end_orphaned(c, fd);
+		return n;
 	}
 	if (atomic_load_explicit(&c->words->out_asleep, memory_order_relaxed) == 1 &&
 	    atomic_compare_exchange_strong_explicit(&c->words->out_asleep, &asleep, 0, memory_order_relaxed,
@@ -149,36 +169,7 @@ static uint32_t ask(struct connection *c, uint32_t how)
  * the region's socket to ask. */
 static bool orphaned(struct connection *c)
 {
-	bool died = atomic_load_explicit(&c->header->ended, memory_order_acquire) == QUEUES_ENDED_DIED ||
-	            (c->header == region_header() && region_died());
-
-	return died && in_ring(c) > 0; /* in this order: it may have taken all before */
-}
-
-/* Has the last close of a socket reset its connection: the peer is not to take what came for all
- * there was. */
-static void reset_at_close(int fd)
-{
-	struct {
-		int on;
-		uint32_t seconds;
-	} linger = {1, 0};
-
-	call(SYS_setsockopt, fd, SOL_SOCKET, SO_LINGER, &linger, sizeof(linger));
-}
-
-/* Ends an orphaned connection as the agent does: at once, and by a RST. The next call is told. */
-static void end_orphaned(struct connection *c, int fd)
-{
-	struct sockaddr none = {.sa_family = AF_UNSPEC};
-
-	reset_at_close(fd); /* a module's, which cannot be disconnected */
-	if (failed(call(SYS_connect, fd, &none, sizeof(none))))
-		call(SYS_shutdown, fd, SHUT_RDWR);
-	atomic_store_explicit(&c->words->error, ECONNRESET, memory_order_relaxed);
-	atomic_fetch_or_explicit(&c->words->state, QUEUES_STREAM_DEAD, memory_order_release);
-	atomic_store(&c->words->out_waiting, 0);
-	call(SYS_futex, &c->words->out_waiting, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+	return left_behind(c) || (c->header == region_header() && region_died() && in_ring(c) > 0);
 }
 
 /* Waits at out_waiting for LOOK_SECONDS at most, and else as FUTEX_WAIT without a limit does. That
@@ -281,7 +272,7 @@ static long step(struct connection *c, int fd, struct buffers *b, int flags)
 	if (error)
 		return -error;
 	if (by_ring(c, b->left)) {
-		n = (long)put(c, b);
+		n = (long)put(c, fd, b);
 		return n ? n : wait_as_socket(c, fd, c->capacity / 2, flags);
 	}
 	if (in_ring(c) > 0)

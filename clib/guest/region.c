@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 #include "guest/region.h"
 #include "ring/ring.h"
@@ -23,6 +24,7 @@ static struct region {
 	uint64_t streams_at, bytes_at, id;
 	uint32_t streams, capacity;
 	int life, bell, wait;
+	struct stat life_is; /* the file that life was at first */
 } region;
 
 /* Receives MADE: the region's number, and its memory and bells. */
@@ -110,6 +112,8 @@ static long make(void)
 	}
 	call(SYS_close, fds[0]);
 	region.life = (int)life;
+	if (failed(call(SYS_fstat, life, &region.life_is)))
+		memset(&region.life_is, 0, sizeof(region.life_is));
 	region.bell = fds[1];
 	region.wait = fds[2];
 	atomic_store(&region.state, THERE);
@@ -209,14 +213,26 @@ bool region_lives(void)
 	       call(SYS_ppoll, &life, 1UL, &(struct timespec){0, 0}, NULL, 8UL) == 0;
 }
 
-/* Not the opposite of region_lives(): of a region that was given up nobody knows, and a signal that
- * comes meanwhile says nothing. */
+/* Whether the number of life is of its file still: the program may have closed it by a system call of
+ * its own, or another thread gives the region up. */
+static bool is_life(void)
+{
+	struct stat now;
+
+	return !failed(call(SYS_fstat, region.life, &now)) && now.st_dev == region.life_is.st_dev &&
+	       now.st_ino == region.life_is.st_ino;
+}
+
+/* Not the opposite of region_lives(): of a region that was given up, or whose descriptor is not its
+ * own any more, nobody knows, and a signal that comes meanwhile says nothing. The file is asked for
+ * last: if it is the region's still, it was so when it was polled. */
 bool region_died(void)
 {
 	struct pollfd life = {region.life, 0, 0};
 
 	return atomic_load(&region.state) == THERE &&
-	       call(SYS_ppoll, &life, 1UL, &(struct timespec){0, 0}, NULL, 8UL) == 1;
+	       call(SYS_ppoll, &life, 1UL, &(struct timespec){0, 0}, NULL, 8UL) == 1 &&
+	       life.revents & POLLHUP && is_life() && atomic_load(&region.state) == THERE;
 }
 
 bool region_has(unsigned first, unsigned last)

@@ -2,7 +2,7 @@
  * agent that is a function here: what happens to what the library knows of a descriptor when its
  * process forks, a thread ends in a call, and so on.
  * table fork | raw-fork | tls | vfork | cancel | jump | closed | later | later-queues | died |
- * orphaned | orphaned-at-once | lost.
+ * orphaned | orphaned-at-once | foreign-life | lost.
  * Prints "ok", or what is wrong. */
 
 #define _GNU_SOURCE
@@ -38,6 +38,7 @@ void *next_of(const char *name, void *_Atomic *kept)
 
 static bool by_queues, away;
 static int asked;
+static int life; /* the program's end of the region's socket */
 
 long ask_agent(unsigned long magic, long question)
 {
@@ -45,7 +46,7 @@ long ask_agent(unsigned long magic, long question)
 	if (away || !by_queues)
 		return away ? -EAGAIN : -EOPNOTSUPP;
 	if (question == (long)QUEUES_ASK_REGION)
-		return make_region();
+		return life = make_region();
 	stream_of_region()->generation = 1;
 	stream_of_region()->state = QUEUES_STREAM_USED;
 	return 0;
@@ -326,6 +327,20 @@ static struct connection *with_stream(int fds[2])
 	return c;
 }
 
+/* The peer hears at once that the connection is over, and not that this was all. Of what was sent
+ * only so much has come as "-" says, which went to the socket itself. */
+static void check_reset(int peer)
+{
+	struct pollfd reset = {peer, 0, 0};
+	char byte;
+	ssize_t n;
+
+	CHECK(poll(&reset, 1, 5000) == 1 && reset.revents & POLLHUP);
+	while ((n = syscall(SYS_read, peer, &byte, 1)) > 0)
+		CHECK(byte == '-');
+	CHECK(n == -1 && errno == ECONNRESET);
+}
+
 static char *page; /* what a program sends, which is not there yet */
 
 /* While a send copies, its service dies, and the agent finds its ring empty. */
@@ -338,25 +353,21 @@ static void die(int signal)
 	memcpy(page, "first", 5);
 }
 
-/* What goes into a ring that the agent has seen to be empty after its service died is not lost,
- * and comes before what is sent next. */
+/* What goes into a ring that the agent has seen to be empty after its service died the service may
+ * have sent still, and not have said so: it is not sent once more, and the connection is over. */
 static int died(void)
 {
 	int fds[2];
-	char bytes[4096] = "";
-	ssize_t n;
 
 	with_stream(fds);
 	page = mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	CHECK(page != MAP_FAILED && signal(SIGSEGV, die) != SIG_ERR);
 	alarm(10); /* it would wait for ever for the service */
-	CHECK(write(fds[0], page, 5) == 5);
-	CHECK(region->ended == QUEUES_ENDED_DIED && stream_of_region()->out_produced == 0);
-	CHECK(write(fds[0], "second", 6) == 6 && shutdown(fds[0], SHUT_WR) == 0);
-	for (size_t at = 0; (n = syscall(SYS_read, fds[1], bytes + at, sizeof(bytes) - 1 - at));
-	     at += (size_t)n)
-		CHECK(n > 0);
-	CHECK(!strcmp(bytes + strspn(bytes, "-"), "firstsecond"));
+	CHECK(write(fds[0], page, 5) == 5 || errno == ECONNRESET);
+	CHECK(region->ended == QUEUES_ENDED_DIED);
+	check_reset(fds[1]);
+	CHECK(send(fds[0], "second", 6, MSG_NOSIGNAL) == -1 && errno == ECONNRESET);
+	CHECK(send(fds[0], "third", 5, MSG_NOSIGNAL) == -1 && (errno == EPIPE || errno == ECONNRESET));
 	return 0;
 }
 
@@ -395,9 +406,7 @@ static int orphaned_stream(bool waits)
 {
 	static char bytes[QUEUES_CAPACITY_MIN];
 	int fds[2];
-	struct pollfd peer = {.events = 0};
 	pthread_t thread;
-	ssize_t got;
 
 	alarm(20);
 	with_stream(fds);
@@ -421,14 +430,42 @@ static int orphaned_stream(bool waits)
 		close(service);
 		CHECK(send(fds[0], "x", 1, MSG_DONTWAIT) == -1 && errno == ECONNRESET);
 	}
-	/* The peer hears of it at once, and not that this was all. */
-	peer.fd = fds[1];
-	CHECK(poll(&peer, 1, 10000) == 1 && peer.revents & POLLHUP);
-	do
-		got = read(fds[1], bytes, sizeof(bytes));
-	while (got > 0);
-	CHECK(got == -1 && errno == ECONNRESET);
+	check_reset(fds[1]);
 	CHECK(send(fds[0], "x", 1, MSG_NOSIGNAL) == -1 && (errno == EPIPE || errno == ECONNRESET));
+	return 0;
+}
+
+static bool no_room(int fd)
+{
+	return send(fd, "x", 1, MSG_DONTWAIT) == -1 && errno == EAGAIN;
+}
+
+/* A program closes, and uses for something else, a descriptor of the region's that it knows nothing
+ * of: this says nothing about the service, and a connection with bytes in the ring lives on. */
+static int foreign_life(void)
+{
+	static char bytes[QUEUES_CAPACITY_MIN];
+	int fds[2], kept, ends[2];
+
+	alarm(20);
+	with_stream(fds);
+	CHECK(write(fds[0], "x", 1) == 1 && send(fds[0], bytes, sizeof(bytes), MSG_DONTWAIT) > 0);
+	kept = (int)syscall(SYS_dup, life);
+	CHECK(kept >= 0 && no_room(fds[0]));
+	CHECK(syscall(SYS_close, life) == 0 && no_room(fds[0]));
+	CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+	CHECK(ends[0] == life || syscall(SYS_dup3, ends[0], life, 0) == life);
+	syscall(SYS_close, ends[1]);
+	CHECK(no_room(fds[0]));
+	CHECK(!(stream_of_region()->state & QUEUES_STREAM_DEAD));
+	/* What the service takes makes room as before. */
+	stream_of_region()->out_consumed = stream_of_region()->out_produced;
+	CHECK(send(fds[0], "x", 1, MSG_DONTWAIT) == 1);
+	CHECK(send(fds[0], bytes, sizeof(bytes), MSG_DONTWAIT) > 0 && no_room(fds[0]));
+	/* The region's own tells the truth still. */
+	CHECK(syscall(SYS_dup3, kept, life, 0) == life && no_room(fds[0]));
+	close(service);
+	CHECK(send(fds[0], "x", 1, MSG_DONTWAIT) == -1 && errno == ECONNRESET);
 	return 0;
 }
 
@@ -550,6 +587,8 @@ int main(int argc, char **argv)
 		r = orphaned_stream(true);
 	else if (!strcmp(what, "orphaned-at-once"))
 		r = orphaned_stream(false);
+	else if (!strcmp(what, "foreign-life"))
+		r = foreign_life();
 	else if (!strcmp(what, "lost"))
 		r = lost();
 	else if (!strcmp(what, "jump"))

@@ -134,7 +134,12 @@ func (c *Client) SetLimits(ctx context.Context, name string, change LimitsChange
 	if err := ValidateLimits(change.Limits); err != nil {
 		return e, err
 	}
-	err := c.call(ctx, http.MethodPut, "/v1/endpoints/"+url.PathEscape(name)+"/limits", change, &e)
+	err := withWas(func(say bool) error {
+		if !say {
+			change.Was = nil
+		}
+		return c.call(ctx, http.MethodPut, "/v1/endpoints/"+url.PathEscape(name)+"/limits", change, &e)
+	})
 	return e, err
 }
 

@@ -43,6 +43,18 @@ func decodeLimits(body io.Reader) (LimitsChange, error) {
 // made of.
 const changedField = "was"
 
+// withWas asks by change, which is told whether to say what the change was made of. An agent of an
+// earlier version refuses that field: it is asked again without, as that version's clients asked,
+// and replaces whatever there is.
+func withWas(change func(say bool) error) error {
+	err := change(true)
+	var e *Error
+	if errors.As(err, &e) && e.Code == CodeInvalid && e.Field == changedField {
+		return change(false)
+	}
+	return err
+}
+
 // HasChanged is that error, about what.
 func HasChanged(what string) error {
 	return &Error{Code: CodeConflict, Field: changedField, Message: what + " are others by now", Remedy: "read them again"}

@@ -51,6 +51,11 @@ func (c *Client) SetVerbs(ctx context.Context, name string, change VerbsChange) 
 	if err := ValidateEndpointName("name", name); err != nil {
 		return e, err
 	}
-	err = c.call(ctx, http.MethodPut, "/v1/endpoints/"+url.PathEscape(name)+"/verbs", change, &e)
+	err = withWas(func(say bool) error {
+		if !say {
+			change.Was = nil
+		}
+		return c.call(ctx, http.MethodPut, "/v1/endpoints/"+url.PathEscape(name)+"/verbs", change, &e)
+	})
 	return e, err
 }

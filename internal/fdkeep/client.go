@@ -163,9 +163,13 @@ func exchange(conn *net.UnixConn, r request, fds ...int) (all []Kept, err error)
 	if err := send(conn, r, fds...); err != nil {
 		return nil, err
 	}
-	for {
+	for end := time.Now().Add(takeTimeout); ; {
 		// Each message has its time: there may be thousands.
-		if err := conn.SetDeadline(time.Now().Add(exchangeTimeout)); err != nil {
+		until := time.Now().Add(exchangeTimeout)
+		if until.After(end) {
+			until = end
+		}
+		if err := conn.SetDeadline(until); err != nil {
 			return all, err
 		}
 		msg, got, err := receive(conn)

@@ -458,3 +458,25 @@ func TestLongTransfer(t *testing.T) {
 		}
 	})
 }
+
+// A transfer has a time for all of it, too.
+func TestEndlessTransfer(t *testing.T) {
+	before := takeTimeout
+	takeTimeout = 300 * time.Millisecond
+	t.Cleanup(func() { takeTimeout = before })
+	ours, theirs := connected(t)
+	fd, _ := pipe(t)
+	fds := []int{fd, page(t, "")}
+	go func() {
+		_, _, _ = receive(theirs)
+		for i := 0; send(theirs, reply{Key: strconv.Itoa(i)}, fds...) == nil && i < 100; i++ {
+			time.Sleep(50 * time.Millisecond)
+		}
+		theirs.Close()
+	}()
+	began := time.Now()
+	all, err := exchange(ours, request{Op: opTake})
+	if took := time.Since(began); !errors.Is(err, os.ErrDeadlineExceeded) || len(all) > 0 || took > 3*time.Second {
+		t.Errorf("%d entries, %v after %v", len(all), err, took)
+	}
+}

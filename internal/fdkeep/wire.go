@@ -29,6 +29,10 @@ const (
 // exchangeTimeout bounds one exchange of a client and a keeper; of a Take, each message.
 var exchangeTimeout = patience.For(5 * time.Second)
 
+// takeTimeout bounds a Take of everything: a keeper that sends each message just in time is as slow
+// as one that sends none.
+var takeTimeout = patience.For(time.Minute)
+
 // The operations a request can ask for.
 const (
 	opPut  = "put"

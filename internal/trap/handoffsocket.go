@@ -60,7 +60,7 @@ func (s *Server) keptSocket() (ln *net.UnixListener) {
 	if s.cfg.Keeper == nil {
 		return nil
 	}
-	all, err := s.cfg.Keeper.Take(handoffKey)
+	all, err := s.take(handoffKey)
 	if err != nil {
 		return nil // resume asks again and says so
 	}

@@ -21,13 +21,40 @@ const (
 	triesBeforeLending = 5
 )
 
+// take is Keeper.Take that ends with the server: what the keeper gives after that is closed.
+func (s *Server) take(prefix string) ([]fdkeep.Kept, error) {
+	type taken struct {
+		kept []fdkeep.Kept
+		err  error
+	}
+	answer := make(chan taken)
+	go func() { // not one of tasks: Close must not wait for a slow keeper
+		kept, err := s.cfg.Keeper.Take(prefix)
+		select {
+		case answer <- taken{kept, err}:
+		case <-s.ctx.Done():
+			for _, p := range kept {
+				closeFD(p.FD)
+				closeFD(p.Page)
+			}
+		}
+	}()
+	select {
+	case t := <-answer:
+		return t.kept, t.err
+	case <-s.ctx.Done():
+		return nil, errClosed
+	}
+}
+
 // resume serves the listeners an earlier agent kept. It fails if the keeper does not give them, and
 // may be called again then.
 func (s *Server) resume() error {
 	if s.cfg.Keeper == nil {
 		return nil
 	}
-	kept, err := s.cfg.Keeper.Take("")
+	keeper := s.keeper.Load()
+	kept, err := s.take("")
 	if err != nil {
 		return err
 	}
@@ -54,6 +81,9 @@ func (s *Server) resume() error {
 				"reason", s.why.noAgent.Name, "sockets", n, "container", l.state.State.ID, "metadata", l.state.Metadata)
 		}
 		s.serveListener(l)
+	}
+	if s.keeper.Load() != keeper {
+		s.keepAll() // with the new keeper: that of watchKeeper may have come too early to see them
 	}
 	if count > 0 {
 		s.log.Info("resumed kept listeners", "count", count)
@@ -86,6 +116,9 @@ func (s *Server) resumeLater(err error) {
 			s.log.Info("fd keeper has given its listeners")
 			s.cfg.Resuming(nil)
 			return
+		}
+		if s.ctx.Err() != nil {
+			return // Close says whose the calls are
 		}
 	}
 }
@@ -122,6 +155,30 @@ func (s *Server) lend() {
 		s.log.Warn("fd keeper still does not give its listeners: it has calls of running containers continue in their own network namespaces, if they may",
 			"reason", s.why.noAgent.Name)
 	}
+}
+
+// endLending undoes lend when no call is being received any more, so that calls of this server's
+// listeners continue, too, from leaveKept on. If the keeper does not hear they wait for the next
+// server.
+func (s *Server) endLending() {
+	s.mu.Lock()
+	needed, held := s.lent && len(s.listeners) > 0, s.held != nil
+	s.mu.Unlock()
+	if !needed {
+		return
+	}
+	if !held {
+		// It looks at listeners' pages when an agent that has said that it serves hangs up.
+		err := s.tryServeKept()
+		if errors.Is(err, fdkeep.ErrNotServed) {
+			return // it has no calls continue
+		}
+		if err != nil {
+			s.log.Error("calls of containers that were started while the fd keeper did not give its listeners wait for the next agent", "err", err)
+			return
+		}
+	}
+	s.setLent(false)
 }
 
 func (s *Server) setLent(lent bool) {

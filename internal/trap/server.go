@@ -199,6 +199,9 @@ func (s *Server) Serve(ctx context.Context) error {
 	}
 	s.serveKept() // before the first call is received
 	if err := s.resume(); err != nil {
+		if s.ctx.Err() != nil {
+			return nil
+		}
 		s.missing(err)
 		if !s.start(func() { s.resumeLater(err) }) {
 			return nil
@@ -258,7 +261,8 @@ func (s *Server) pause(d time.Duration) {
 
 // Close ends every loop after the answer it is giving, then the handlers, and releases the hand-off
 // socket. Kept listeners and the kept hand-off socket stay kept: calls and hand-offs made from here
-// on wait for the next server, but for calls that continue (Config.Away). Close may be called more
+// on wait for the next server, but for calls that continue (Config.Away), whether or not the keeper
+// had given what an earlier server kept. Close may be called more
 // than once, and returns when all is released.
 func (s *Server) Close() {
 	s.mu.Lock()
@@ -295,6 +299,7 @@ func (s *Server) endListeners() {
 	go s.interruptCloses(ended)
 	s.tasks.Wait()
 	close(ended)
+	s.endLending()
 	s.mu.Lock()
 	listeners := slices.Collect(maps.Keys(s.listeners))
 	s.mu.Unlock()

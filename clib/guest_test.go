@@ -57,7 +57,7 @@ func TestLanes(t *testing.T) {
 func TestTable(t *testing.T) {
 	program := compile(t, "table", "guest/calls.c", "guest/connection.c", "guest/files.c", "guest/processes.c", "guest/queues.c",
 		"guest/receive.c", "guest/region.c", "guest/send.c", "guest/table.c")
-	for _, what := range []string{"fork", "raw-fork", "tls", "vfork", "cancel", "jump", "closed", "later", "later-queues", "died", "orphaned", "orphaned-at-once", "foreign-life", "lost"} {
+	for _, what := range []string{"fork", "raw-fork", "tls", "vfork", "cancel", "jump", "closed", "later", "later-queues", "died", "orphaned", "orphaned-at-once", "foreign-life", "lost", "lost-goes-on"} {
 		t.Run(what, func(t *testing.T) {
 			if said := runLanes(t, program, what); said != "ok" {
 				t.Errorf("%s", said)

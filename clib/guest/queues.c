@@ -87,8 +87,8 @@ static struct queues_nqe about(struct connection *c, uint32_t operation)
 	                           .offset = c->sides->out.own};
 }
 
-/* Whether the agent has written that the service has died, and bytes are in the ring. The service may
- * have sent them, and died before it could say so: they are never sent by anybody else. */
+/* Whether the agent has written that the service has died, and bytes are in the ring. The service
+ * may have sent them, and died before it could say so: they are never sent by anybody else. */
 static bool left_behind(struct connection *c)
 {
 	return atomic_load_explicit(&c->header->ended, memory_order_acquire) == QUEUES_ENDED_DIED &&
@@ -107,15 +107,29 @@ static void reset_at_close(int fd)
 	call(SYS_setsockopt, fd, SOL_SOCKET, SO_LINGER, &linger, sizeof(linger));
 }
 
-/* Ends a connection whose bytes nobody takes any more as the agent does: at once, and by a RST. The
- * next call is told. */
-static void end_orphaned(struct connection *c, int fd)
+/* Whether the connection has ended with bytes in the ring. */
+static bool has_lost(struct connection *c)
+{
+	return is_ours(c) &&
+	       atomic_load_explicit(&c->words->state, memory_order_acquire) & QUEUES_STREAM_DEAD &&
+	       atomic_load_explicit(&c->words->out_consumed, memory_order_acquire) != c->sides->out.own;
+}
+
+/* Resets a connection, at once. */
+static void reset(int fd)
 {
 	struct sockaddr none = {.sa_family = AF_UNSPEC};
 
 	reset_at_close(fd); /* a module's, which cannot be disconnected */
 	if (failed(call(SYS_connect, fd, &none, sizeof(none))))
 		call(SYS_shutdown, fd, SHUT_RDWR);
+}
+
+/* Ends a connection whose bytes nobody takes any more as the agent does: at once, and by a RST. The
+ * next call is told. */
+static void end_orphaned(struct connection *c, int fd)
+{
+	reset(fd);
 	atomic_store_explicit(&c->words->error, ECONNRESET, memory_order_relaxed);
 	atomic_fetch_or_explicit(&c->words->state, QUEUES_STREAM_DEAD, memory_order_release);
 	atomic_store(&c->words->out_waiting, 0);
@@ -277,6 +291,9 @@ static long step(struct connection *c, int fd, struct buffers *b, int flags)
 	}
 	if (in_ring(c) > 0)
 		return wait_as_socket(c, fd, 0, flags);
+	/* Nothing may follow what is lost, also before the agent has come to end the connection. */
+	if (has_lost(c))
+		reset(fd);
 	return send_native(c, fd, b, flags);
 }
 
@@ -410,14 +427,6 @@ void queue_finish(struct connection *c, int fd)
 	queue_leave(c);
 	while (in_ring(c))
 		wait_for(c, fd, 0, NULL);
-}
-
-/* Whether the connection has ended with bytes in the ring. */
-static bool has_lost(struct connection *c)
-{
-	return is_ours(c) &&
-	       atomic_load_explicit(&c->words->state, memory_order_acquire) & QUEUES_STREAM_DEAD &&
-	       atomic_load_explicit(&c->words->out_consumed, memory_order_acquire) != c->sides->out.own;
 }
 
 void queue_settle(struct connection *c, int fd)

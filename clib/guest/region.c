@@ -213,8 +213,8 @@ bool region_lives(void)
 	       call(SYS_ppoll, &life, 1UL, &(struct timespec){0, 0}, NULL, 8UL) == 0;
 }
 
-/* Whether the number of life is of its file still: the program may have closed it by a system call of
- * its own, or another thread gives the region up. */
+/* Whether the number of life is of its file still: the program may have closed it by a system call
+ * of its own, or another thread gives the region up. */
 static bool is_life(void)
 {
 	struct stat now;

@@ -2,7 +2,7 @@
  * agent that is a function here: what happens to what the library knows of a descriptor when its
  * process forks, a thread ends in a call, and so on.
  * table fork | raw-fork | tls | vfork | cancel | jump | closed | later | later-queues | died |
- * orphaned | orphaned-at-once | foreign-life | lost.
+ * orphaned | orphaned-at-once | foreign-life | lost | lost-goes-on.
  * Prints "ok", or what is wrong. */
 
 #define _GNU_SOURCE
@@ -469,21 +469,22 @@ static int foreign_life(void)
 	return 0;
 }
 
-/* A program that closes a connection before the agent has cut it, which has told of the end of its
- * bytes, resets it. */
-static int lost(void)
+/* A program that closes a connection, or goes on with it, before the agent has cut it, which has
+ * told of the end of its bytes, resets it. */
+static int lost(bool goes_on)
 {
 	int fds[2];
-	struct pollfd peer = {.events = 0};
 
 	with_stream(fds);
 	CHECK(write(fds[0], "x", 1) == 1 && stream_of_region()->out_produced == 1);
 	stream_of_region()->error = ECONNRESET;
 	stream_of_region()->state |= QUEUES_STREAM_DEAD;
 	CHECK(write(fds[0], "x", 1) == -1 && errno == ECONNRESET);
-	close(fds[0]);
-	peer.fd = fds[1];
-	CHECK(poll(&peer, 1, 10000) == 1 && peer.revents & POLLHUP);
+	if (goes_on)
+		CHECK(send(fds[0], "hole", 4, MSG_NOSIGNAL) == -1);
+	else
+		close(fds[0]);
+	check_reset(fds[1]);
 	return 0;
 }
 
@@ -589,8 +590,8 @@ int main(int argc, char **argv)
 		r = orphaned_stream(false);
 	else if (!strcmp(what, "foreign-life"))
 		r = foreign_life();
-	else if (!strcmp(what, "lost"))
-		r = lost();
+	else if (!strncmp(what, "lost", 4))
+		r = lost(what[4]);
 	else if (!strcmp(what, "jump"))
 		r = jump_out();
 	if (r == 0)

@@ -44,7 +44,7 @@ func memory(t *testing.T, streams int) (fd int, h *protocol.Header, at func(stre
 
 // TestLose: programs are told that the service has died before anybody looks into their rings, and
 // of all connections that are over before any is cut, which may take long. What they put into an
-// empty ring afterwards, and take back, ends nothing.
+// empty ring afterwards is theirs to end.
 func TestLose(t *testing.T) {
 	var e endpoint
 	p := &Plane{regions: map[uint64]*region{}}

@@ -130,7 +130,7 @@ func shared[T protocol.Header | protocol.Stream](r *region, at int64) (t *T, don
 }
 
 // giveUp writes into the header that the service has died. Whoever puts bytes into a ring looks
-// there afterwards, so that they are seen by lost, or taken back.
+// there afterwards, so that they are seen by lost, or the program ends the connection itself.
 func (r *region) giveUp() {
 	if h, done := shared[protocol.Header](r, 0); h != nil {
 		atomic.StoreUint32(&h.Ended, protocol.EndedDied)

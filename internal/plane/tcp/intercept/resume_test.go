@@ -79,6 +79,7 @@ func TestKeeperLetsCallsContinue(t *testing.T) {
 	cfg.away.Store(true)
 	s, _ := serve(t, cfg)
 	fresh := trapped(t, path, testName)
+	eventually(t, "the agent has asked", func() bool { return fault.Load() != nil })
 	if o := c.tcp(unix.AF_INET); o.Errno != 0 || o.Priority != 0 {
 		t.Errorf("container from before: %+v, want a socket that no agent made", o)
 	}

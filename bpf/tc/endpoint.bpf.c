@@ -155,8 +155,7 @@ static __always_inline int from_endpoint_verdict(struct __sk_buff *skb)
 			verdict = from_own(skb, &p, self, peer, &taken);
 		if (taken && !remember_plain(&p))
 			return drop(REASON_DROP_NOT_REMEMBERED);
-		if (taken || verdict != TC_ACT_OK || skb->mark == config_reject_mark || config_firewall_ns)
-			return verdict;
+		return verdict;
 	}
 	/* Masqueraded, a SYN forged in the container would look like the node's. */
 	if (!peer && !near && protects(PROTECT_DIRECT_PORTS) && is_direct_port(&p))

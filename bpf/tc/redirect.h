@@ -180,17 +180,6 @@ static __noinline int enter(struct __sk_buff *skb, const struct packet *p, const
 	return bpf_redirect_peer(ifindex, 0);
 }
 
-/* Whether TCP between two containers of this node, self's of its own stack, may have to do with
- * what to_endpoint alone gives to its socket or module, in either direction: each follows the
- * other. */
-static __always_inline bool meets_sockets(const struct endpoint *self, const struct endpoint *peer)
-{
-	if (peer->flags & ENDPOINT_STACK)
-		return true;
-	return (self->flags & ENDPOINT_INTERCEPTED && may_cross(self->id)) ||
-	       (peer->flags & ENDPOINT_INTERCEPTED && may_cross(peer->id));
-}
-
 /* Sends packet p, which may go, without a tunnel to whom these hardware addresses lead to. */
 static __always_inline int go_native(struct __sk_buff *skb, const struct packet *p, const __u8 *macs)
 {
@@ -259,8 +248,9 @@ static __noinline int leave(struct __sk_buff *skb, const struct packet *p, int k
 	}
 	if (!packets_redirected || p->ip.saddr != self->addr4.word[3] || self->flags & ENDPOINT_ADOPTED)
 		return TC_ACT_OK;
+	/* The way back of these is by to_endpoint. */
 	if (kind == PACKET_TCP &&
-	    (crosses || self->flags & ENDPOINT_STACK || (peer && meets_sockets(self, peer))))
+	    (crosses || self->flags & ENDPOINT_STACK || (peer && self->flags & ENDPOINT_INTERCEPTED)))
 		return by_stack(REASON_ROUTE_INTERCEPTED);
 	if (limits_in_force && limit_of(self->id))
 		return by_stack(REASON_ROUTE_LIMIT);

@@ -307,6 +307,11 @@ func byDevice(t *testing.T, n atNodeB) {
 	testutil.NoError(t, n.objs.CrossedById.Put(uint32(5), uint32(1)))
 	first("data where sockets cross", tcpACK)
 	testutil.NoError(t, n.objs.CrossedById.Put(uint32(5), uint32(0)))
+	crossing := heddleFlowKey{Daddr: fromAddr(netip.AddrFrom4([4]byte{250, 0, 5 << 2, 1})).Word[3]} // of endpoint 5
+	testutil.NoError(t, n.objs.CrossedByWire.Put(crossing, heddleAddress{}))
+	testutil.NoError(t, n.TakeOver())
+	first("data where sockets of earlier programs cross", tcpACK)
+	testutil.NoError(t, n.objs.CrossedById.Put(uint32(5), uint32(0)))
 	var l net.Listener
 	testutil.NoError(t, netns.Do(netns.Path(n.netns), func() (err error) {
 		l, err = net.Listen("tcp4", "0.0.0.0:80")

@@ -178,7 +178,7 @@ var Reasons = []model.Reason{
 		Remedy: "nothing; many: the container's MTU is larger than the overlay's"},
 	{Name: "route_limit", Kind: model.KindPath, Help: "packets between containers that this node's stack routed: one of them has limits, which are held on that way",
 		Remedy: "nothing"},
-	{Name: "route_intercepted", Kind: model.KindPath, Help: "packets of TCP between containers that this node's stack routed: of a connection that crosses, within the node of an intercepted container that ever had one, or for a stack module",
+	{Name: "route_intercepted", Kind: model.KindPath, Help: "packets of TCP between containers that this node's stack routed: of an intercepted container, within the node, of a connection that crosses, or for a stack module",
 		Remedy: "nothing"},
 	{Name: "lost_packet_event", Kind: model.KindLost, Help: "packet that policy stopped, or the first of a flow, that `heddle observe` does not tell of: of its sender it has told of 32 in that second",
 		Remedy: "nothing: they are a sample; many: a container that scans, or floods"},

@@ -40,7 +40,13 @@ func TestLogIsBounded(t *testing.T) {
 		return info.Size()
 	}
 	testutil.EventuallyTrue(t, "it has written", func() bool { _, err := os.Stat(filepath.Join(dir, "written")); return err == nil })
-	testutil.EventuallyTrue(t, "its log begins anew", func() bool { return size() < process.MaxLog })
+	testutil.EventuallyTrue(t, "its log begins anew, and says so", func() bool {
+		if size() >= process.MaxLog {
+			return false
+		}
+		raw, err := os.ReadFile(p.Log)
+		return err == nil && strings.HasSuffix(string(raw), "begins anew\n")
+	})
 	testutil.NoError(t, os.WriteFile(filepath.Join(dir, "go"), nil, 0o600))
 	<-reached // it has ended
 	raw, err := os.ReadFile(p.Log)

@@ -6,7 +6,6 @@ import (
 	"io"
 	"log/slog"
 	"path/filepath"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -29,22 +28,26 @@ func (dying) Serve() (io.Closer, fdkeep.Settled, error) {
 
 // A keeper that ends at once is started again ever more rarely.
 func TestKeeperThatDiesAtOnce(t *testing.T) {
-	var starts atomic.Int32
+	const enough = 5
+	starts := make(chan time.Time, 1000)
 	s := New()
 	if err := s.Listen(Config{
 		SocketPath: filepath.Join(t.TempDir(), "s"), Log: slog.New(slog.DiscardHandler),
 		Resolve:     func(string, specs.ContainerProcessState) (model.EndpointID, error) { return 1, nil },
 		Keeper:      dying{},
-		StartKeeper: func() error { starts.Add(1); return nil },
+		StartKeeper: func() error { starts <- time.Now(); return nil },
 	}); err != nil {
 		t.Fatal(err)
 	}
 	done := make(chan error, 1)
 	go func() { done <- s.Serve(context.Background()) }()
-	eventually(t, "it is started again", func() bool { return starts.Load() >= 2 })
-	time.Sleep(time.Second)
-	if n := starts.Load(); n > 5 {
-		t.Errorf("%d starts within a second", n)
+	before := <-starts
+	for pause := firstKeeperPause; pause < firstKeeperPause<<(enough-1); pause *= 2 {
+		at := <-starts
+		if at.Sub(before) < pause {
+			t.Errorf("started again after %s, want %s or more", at.Sub(before), pause)
+		}
+		before = at
 	}
 	began := time.Now()
 	s.Close()

@@ -66,7 +66,7 @@ func TestLogBehindItsEnd(t *testing.T) {
 	p := process.Program{Log: filepath.Join(t.TempDir(), "log")}
 	testutil.NoError(t, os.WriteFile(p.Log, []byte("x"), 0o600))
 	if err := exec.Command("fallocate", "--keep-size", "--length", "20M", p.Log).Run(); err != nil {
-		t.Skip("this file system does not know it: ", err)
+		t.Skipf("%s is on a file system without fallocate(FALLOC_FL_KEEP_SIZE): %v", t.TempDir(), err)
 	}
 	ctx, stop := context.WithTimeout(t.Context(), testutil.WaitTimeout)
 	defer stop()

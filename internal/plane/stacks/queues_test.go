@@ -1,6 +1,7 @@
 package stacks
 
 import (
+	"net"
 	"testing"
 
 	"heddle.dev/heddle/internal/model"
@@ -21,6 +22,30 @@ type noted struct {
 
 func (k noted) Note(int) ([plane.NoteBytes]byte, bool, error) { return k.n.Bytes(), true, nil }
 
+// answer is a module: it answers what it is asked about a connection by says, and tells of what it
+// is to abort.
+func answer(t *testing.T, by *net.UnixConn, aborts func(protocol.Head), says func() protocol.Info) {
+	for b := make([]byte, protocol.MessageMax); ; {
+		n, err := by.Read(b)
+		if err != nil {
+			return
+		}
+		h, err := protocol.ParseHead(b[:min(n, 32)])
+		if err != nil {
+			return
+		}
+		if h.Type == protocol.TypeClose {
+			aborts(h)
+			reply(t, by, h)
+			continue
+		}
+		i := says()
+		i.Head = h
+		i.Head.Type |= protocol.Answer
+		_, _ = by.Write(protocol.Append(nil, &i)) // the answer fails, too
+	}
+}
+
 // TestConnected: by queues an endpoint sends on established connections of its own alone, not on
 // those of others, of an earlier container with its number, on listeners, or before there is a
 // connection.
@@ -29,28 +54,7 @@ func TestConnected(t *testing.T) {
 	go func() { _, _, _, _ = l.Hear() }()
 	says := make(chan protocol.Info, 1)
 	aborted := make(chan uint64, 1)
-	go func() {
-		for {
-			b := make([]byte, protocol.MessageMax)
-			n, err := other.Read(b)
-			if err != nil {
-				return
-			}
-			h, err := protocol.ParseHead(b[:min(n, 32)])
-			if err != nil {
-				return
-			}
-			if h.Type == protocol.TypeClose {
-				aborted <- h.ID
-				reply(t, other, h)
-				continue
-			}
-			i := <-says
-			i.Head = h
-			i.Head.Type |= protocol.Answer
-			_, _ = other.Write(protocol.Append(nil, &i)) // the answer fails, too
-		}
-	}()
+	go answer(t, other, func(h protocol.Head) { aborted <- h.ID }, func() protocol.Info { return <-says })
 	p := &Plane{ctx: t.Context(), cfg: Config{Faults: &faults{}}, tenants: map[model.EndpointID]*tenant{}}
 	m := p.newModule(stack.Smoltcp)
 	m.SetLink(l)
@@ -107,25 +111,9 @@ func TestAbortByLaterLink(t *testing.T) {
 		l, other := linked(t)
 		l.PID += process
 		go func() { _, _, _, _ = l.Hear() }()
-		go func() {
-			for b := make([]byte, protocol.MessageMax); ; {
-				n, err := other.Read(b)
-				if err != nil {
-					return
-				}
-				h, err := protocol.ParseHead(b[:min(n, 32)])
-				if err != nil {
-					return
-				}
-				if h.Type == protocol.TypeClose {
-					aborted <- number
-					reply(t, other, h)
-					continue
-				}
-				h.Type |= protocol.Answer
-				_, _ = other.Write(protocol.Append(nil, &protocol.Info{Head: h, Kind: protocol.KindConnection, State: tcpEstablished}))
-			}
-		}()
+		go answer(t, other, func(protocol.Head) { aborted <- number }, func() protocol.Info {
+			return protocol.Info{Kind: protocol.KindConnection, State: tcpEstablished}
+		})
 		return l
 	}
 	first := connect(1, 0)
